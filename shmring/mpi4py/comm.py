@@ -21,7 +21,7 @@ from .point_to_point import BufferedSends, completed
 from .requests import Request
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
-FOREVER_S = 3e9  # the timeout of calls, as MPI has none
+FOREVER_S = 1e9  # the timeout of calls, as MPI has none; warnings about long waits stay
 
 
 class Communicator(Context):

@@ -67,6 +67,7 @@ def _leave() -> None:
     if _state["is_finalized"] or _state["pid"] != os.getpid():
         return
     _state["is_finalized"] = True
+    process.abort_if_failed()
     with contextlib.suppress(Error):  # receivers that have ended
         BUFFERED.flush()
     for constant in (COMM_SELF, COMM_WORLD):

@@ -83,11 +83,17 @@ def install() -> None:
 def check_alone() -> None:
     """Raise RuntimeError if the process has imported `MPI` of the installed mpi4py."""
     there = sys.modules.get(f"{_NAME}.MPI")
-    if there is not None and not there.__name__.startswith(_PACKAGE):
+    if there is not None and not _is_ours(there):
         raise RuntimeError(
             f"mpi4py's MPI was imported before shmring's, from {getattr(there, '__file__', '?')}: a process "
             "has one MPI. Start the program by shmrun --mpi4py or by python -m shmring.mpi4py"
         )
+
+
+def _is_ours(module: ModuleType) -> bool:
+    """Return whether a module is of this package, or is about to be replaced by one of it."""
+    loader = module.__spec__.loader if module.__spec__ is not None else None
+    return module.__name__.startswith(_PACKAGE) or isinstance(loader, _Alias)
 
 
 def install_for_children() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -12,9 +11,8 @@ from typing import Any
 import shmring
 
 from .._config.settings import Settings
+from .comm import FOREVER_S
 from .finder import check_alone
-
-_YEARS_S = 1e9  # MPI has no timeouts; warnings about calls that wait for long stay
 
 
 class _Job:
@@ -32,7 +30,7 @@ def join() -> shmring.Comm:
     A process that a rank has started has inherited the rank's environment. It gets a world of one rank.
     """
     check_alone()
-    settings = Settings.from_environment(timeout_s=_YEARS_S)
+    settings = Settings.from_environment(timeout_s=FOREVER_S)
     pid = os.getpid()
     if settings.joined in (None, pid):
         world = shmring.init(timeout=settings.timeout_s)
@@ -41,8 +39,6 @@ def join() -> shmring.Comm:
     os.environ["SHMRING_JOINED"] = str(pid)
     _Job.world, _Job.pid = world, pid
     _watch_for_exceptions()
-    # After shmring has registered the end of its communicators, so that this runs before that.
-    atexit.register(_leave)
     return world
 
 
@@ -74,7 +70,7 @@ def set_failed(reason: str) -> None:
         _Job.abort_code, _Job.reason = 1, reason
 
 
-def _leave() -> None:
-    """Abort the job if this process fails. Otherwise shmring closes its communicators without a barrier."""
+def abort_if_failed() -> None:
+    """End the other ranks if this process is ending by a failure. Call it before the world is closed."""
     if _Job.abort_code and _Job.world is not None:
         _end_world(f"rank {_Job.world.rank} has ended: {_Job.reason}")

@@ -245,12 +245,12 @@ def test_calls_wait_for_years_unless_the_user_says_otherwise(monkeypatch, given,
 def test_an_uncaught_exception_ends_the_others(tmp_path):
     """The other rank waits in a call that needs nothing of the rank that fails."""
     code = """
-        from shmring.mpi4py import process
-        world = process.join()
+        from shmring import MPI
+        world = MPI.COMM_WORLD
         if rank == 1:
             raise ValueError("the cause")
         try:
-            world.recv(world.empty(1), rank)
+            world.recv(source=rank)
         except Exception as error:
             print(error)
             raise
@@ -263,12 +263,13 @@ def test_an_uncaught_exception_ends_the_others(tmp_path):
 
 def test_a_status_to_abort_with_takes_effect_at_the_end(tmp_path):
     code = """
-        from shmring.mpi4py import process, run
-        world = process.join()
+        from shmring import MPI
+        from shmring.mpi4py import run
+        world = MPI.COMM_WORLD
         if rank == 1:
             run.set_abort_status(SystemExit(3))
             sys.exit(3)
-        world.recv(world.empty(1), 0)
+        world.recv(source=0)
     """
     done = run_code(tmp_path, code, "--no-prefix")
     assert done.returncode == 3

@@ -97,14 +97,12 @@ FOLDERS = {
         "__init__",
     },  # the last one in a rank, when started
     "run": {"_launch"},
-    # The stand-in for mpi4py is a user that needs the engine, for calls without a layer between.
-    "mpi4py": {"__init__", "errors", "_config", "_core", "_engine", "_comm", "_launch"},
-    "_stand_in": {"mpi4py"},
     # Users of the public names, and of little else.
     "methods": {"__init__", "errors", "_comm"},  # error feedback of the wire, which is the collectives' too
     # The calls go to `_comm` without a Python call between, and are as short as MPI's because of this. The
     # numbers of kinds, and the table of operations, are `_core`'s.
-    "mpi4py": {"__init__", "errors", "_comm", "_core"},
+    "mpi4py": {"__init__", "errors", "_comm", "_core", "_config", "_launch"},
+    "_stand_in": {"mpi4py"},
     "adapters": {"__init__", "methods", "_config"},  # libraries that need not be there
     "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
     "selftest": {"tools"},

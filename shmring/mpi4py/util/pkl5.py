@@ -1,0 +1,443 @@
+"""Communicators whose objects travel by pickle protocol 5: large buffers are not copied into the pickle.
+
+An object is one message with its pickle and the sizes of its buffers, and then a message for each buffer that
+is not empty, from the same rank and with the same tag.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+MPI: Any = import_module("shmring.mpi4py.MPI")
+ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL, MPI.ROOT
+BYTE, Pickle, Status = MPI.BYTE, MPI.Pickle, MPI.Status
+
+__all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "PROC_NULL",
+    "ROOT",
+    "Comm",
+    "Intercomm",
+    "Intracomm",
+    "Message",
+    "Request",
+]
+
+pickle = Pickle()
+
+
+class _BigMPI:
+    """The limit of a message, as a setting of mpi4py; shmring's messages have none."""
+
+    blocksize = 1 << 30
+
+
+_bigmpi = _BigMPI()
+
+
+def _dumps(obj: Any) -> tuple[bytes, list[Any]]:
+    """Return the first message of an object, and its buffers."""
+    data, buffers = pickle.dumps_oob(obj)
+    sizes = [buffer.nbytes for buffer in buffers]
+    return struct.pack(f"<q{len(sizes)}q", len(sizes), *sizes) + data, buffers
+
+
+def _sizes(head: memoryview) -> list[int]:
+    """Return the sizes of the buffers of an object."""
+    (number,) = struct.unpack_from("<q", head)
+    return list(struct.unpack_from(f"<{number}q", head, 8))
+
+
+def _loads(head: memoryview, buffers: list[Any]) -> Any:
+    return pickle.loads_oob(head[8 * (1 + len(buffers)) :], buffers)
+
+
+class Request:
+    """The sending or the receiving of an object, which was begun. It is no `MPI.Request`."""
+
+    _state: _Pending | None
+
+    def __init__(self, request: Any = None) -> None:
+        if isinstance(request, Request):
+            self._state = request._state
+        else:
+            given = [] if request is None else [request] if isinstance(request, MPI.Request) else request
+            parts = [part for part in given if part]
+            self._state = _Pending(parts) if parts else None
+
+    @classmethod
+    def _of(cls, parts: list[Any], finish: Callable[[], Any], source: Any, kept: Any) -> Request:
+        request = cls()
+        request._state = _Pending(parts, finish, source, kept)
+        return request
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (Request, MPI.Request)):
+            return self._state is Request(other)._state
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not equal if (equal := self.__eq__(other)) is not NotImplemented else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return self._state is not None
+
+    def Free(self) -> None:
+        """Let the request go; what was begun is completed."""
+        if self._state is not None:
+            for part in self._state.parts:
+                part.Free()
+            self._state = None
+
+    free = Free
+
+    def cancel(self) -> None:
+        """Ask for an end of what is not matched yet."""
+        if self._state is not None:
+            for part in self._state.parts:
+                part.Cancel()
+
+    def get_status(self, status: Any = None) -> bool:
+        """Return whether the request is complete. It stays as it is."""
+        if self._state is None:
+            return True
+        if not all(part.Get_status() for part in self._state.parts):
+            return False
+        self._state.report(status)
+        return True
+
+    def test(self, status: Any = None) -> tuple[bool, Any]:
+        """Return whether the request is complete, and the object that was received."""
+        return (True, self.wait(status)) if self.get_status() else (False, None)
+
+    def wait(self, status: Any = None) -> Any:
+        """Block until the request is complete, and return the object that was received."""
+        state, self._state = self._state, None
+        if state is None:
+            return None
+        for part in state.parts:
+            part.Wait()
+        state.report(status)
+        return state.finish()
+
+    @classmethod
+    def get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
+        """Return whether all requests are complete. They stay as they are."""
+        if not all(request.get_status() for request in requests):
+            return False
+        for request, status in zip(requests, _room(statuses, len(requests)), strict=False):
+            request.get_status(status)
+        return True
+
+    @classmethod
+    def testall(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[bool, Any]:
+        """Return whether all requests are complete, and if so the objects that were received."""
+        if not cls.get_status_all(requests):
+            return False, None
+        return True, cls.waitall(requests, statuses)
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request], statuses: Any = None) -> list[Any]:
+        """Block until all requests are complete, and return the objects that were received."""
+        rooms = list(_room(statuses, len(requests)))
+        rooms += [None] * (len(requests) - len(rooms))
+        return [request.wait(status) for request, status in zip(requests, rooms, strict=False)]
+
+
+def _room(statuses: Any, count: int) -> Sequence[Any]:
+    """Return the statuses that the caller gave, a list with as many as there are requests."""
+    if statuses is None:
+        return [None] * count
+    if isinstance(statuses, list):
+        statuses += [Status() for _ in range(count - len(statuses))]
+    found: Sequence[Any] = statuses
+    return found
+
+
+class _Pending:
+    """The requests of one object, what makes the object, and what has to live until then."""
+
+    def __init__(
+        self,
+        parts: list[Any],
+        finish: Callable[[], Any] = lambda: None,
+        source: Any = None,
+        kept: Any = None,
+    ) -> None:
+        self.parts, self.finish, self.source, self.kept = parts, finish, source, kept
+
+    def report(self, status: Any) -> None:
+        """Write where the object came from; of a send, the end of its first message."""
+        if status is None:
+            return
+        if self.source is not None:
+            _copy_status(self.source, status)
+        elif self.parts:
+            self.parts[0].Get_status(status)
+
+
+def _copy_status(source: Any, status: Any) -> None:
+    if status is not None:
+        status.Set_source(source.Get_source())
+        status.Set_tag(source.Get_tag())
+        status.Set_error(source.Get_error())
+        status.Set_elements(BYTE, source.Get_elements(BYTE))
+
+
+class _Matched:
+    """An object that has been matched: its first message is here, its buffers are not yet received."""
+
+    def __init__(self, first: Any, comm: Any, status: Any) -> None:
+        self.status, self.parts, self.buffers = status, [], []
+        self.is_none = first == MPI.MESSAGE_NO_PROC
+        if self.is_none:
+            return
+        self.head = bytearray(status.Get_count(BYTE))
+        first.Recv([self.head, BYTE])
+        source, tag = status.Get_source(), status.Get_tag()
+        for size in _sizes(memoryview(self.head)):
+            self.buffers.append(bytearray(size))
+            if size:
+                # Matched now, so that another probe does not find them.
+                self.parts.append((MPI.Comm.Mprobe(comm, source, tag), self.buffers[-1]))
+
+    def load(self) -> Any:
+        return None if self.is_none else _loads(memoryview(self.head), self.buffers)
+
+
+class Message:
+    """An object that a probe has matched, and that only this message receives. It is no `MPI.Message`."""
+
+    def __init__(self, message: Any = None) -> None:
+        self._matched: _Matched | None = None
+        if isinstance(message, Message):
+            self._matched = message._matched
+        elif isinstance(message, MPI.Message) and message == MPI.MESSAGE_NO_PROC:
+            self._matched = _no_process
+        elif message:
+            raise TypeError("a message of pkl5 is made by its own probes")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MPI.Message):
+            return not self if not other else self._matched is _no_process and other == MPI.MESSAGE_NO_PROC
+        if isinstance(other, Message):
+            return self._matched is other._matched
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not equal if (equal := self.__eq__(other)) is not NotImplemented else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return self._matched is not None
+
+    def free(self) -> None:
+        """Forget the message; it cannot be received any more."""
+        self._matched = None
+
+    def recv(self, status: Any = None) -> Any:
+        """Receive the object."""
+        return self.irecv().wait(status)
+
+    def irecv(self) -> Request:
+        """Begin to receive the object."""
+        matched, self._matched = self._matched, None
+        if matched is None:
+            raise MPI.Exception(MPI.ERR_REQUEST)
+        parts = [message.Irecv([buffer, BYTE]) for message, buffer in matched.parts]
+        return Request._of(parts, matched.load, matched.status, matched)
+
+    @classmethod
+    def probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message:
+        """Block until there is a matching object, and return it as a message."""
+        own = Status()
+        return cls._match(MPI.Comm.Mprobe(comm, source, tag, own), comm, own, status)
+
+    @classmethod
+    def iprobe(
+        cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
+    ) -> Message | None:
+        """Return a matching object as a message; None if none has come yet."""
+        own = Status()
+        first = MPI.Comm.Improbe(comm, source, tag, own)
+        return None if first is None else cls._match(first, comm, own, status)
+
+    @classmethod
+    def _match(cls, first: Any, comm: Any, own: Any, status: Any) -> Message:
+        message = cls()
+        is_none = first == MPI.MESSAGE_NO_PROC
+        message._matched = _no_process if is_none else _Matched(first, comm, own)
+        _copy_status(own, status)
+        return message
+
+
+def _status_of_no_process() -> Any:
+    status = Status()
+    status.Set_source(PROC_NULL)
+    status.Set_tag(ANY_TAG)
+    return status
+
+
+_no_process = _Matched(MPI.MESSAGE_NO_PROC, None, _status_of_no_process())
+
+
+class Comm(MPI.Comm):  # type: ignore[misc]
+    """A communicator whose lower-case methods leave large buffers out of the pickle."""
+
+    def _begin(self, begin: Callable[..., Any], obj: Any, dest: int, tag: int) -> Request:
+        """Begin to send an object, with a method that begins to send a message."""
+        head, buffers = (b"", []) if dest == PROC_NULL else _dumps(obj)
+        parts = [begin(self, [part, BYTE], dest, tag) for part in (head, *(b for b in buffers if b.nbytes))]
+        return Request._of(parts, lambda: None, None, (head, buffers))
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object."""
+        self._begin(MPI.Comm.Isend, obj, dest, tag).wait()
+
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object through the attached buffer."""
+        self._begin(MPI.Comm.Ibsend, obj, dest, tag).wait()
+
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object, and wait until its receiver has matched it."""
+        self._begin(MPI.Comm.Issend, obj, dest, tag).wait()
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begin to send an object."""
+        return self._begin(MPI.Comm.Isend, obj, dest, tag)
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begin to send an object through the attached buffer."""
+        return self._begin(MPI.Comm.Ibsend, obj, dest, tag)
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Begin to send an object; the request is complete once its receiver has matched it."""
+        return self._begin(MPI.Comm.Issend, obj, dest, tag)
+
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
+        """Receive an object. `buf` is not used."""
+        return Message.probe(self, source, tag).recv(status)
+
+    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        """Refuse: the number of messages of an object is known only once the first has come."""
+        raise RuntimeError("pkl5 has no irecv: use mprobe or improbe, and Message.irecv")
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Any = None,
+    ) -> Any:
+        """Send an object, and receive one. `recvbuf` is not used."""
+        request = self.isend(sendobj, dest, sendtag)
+        received = self.recv(None, source, recvtag, status)
+        request.wait()
+        return received
+
+    def mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message:
+        """Block until there is a matching object, and return it as a message."""
+        return Message.probe(self, source, tag, status)
+
+    def improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message | None:
+        """Return a matching object as a message; None if none has come yet."""
+        return Message.iprobe(self, source, tag, status)
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Give the root's object to all ranks."""
+        is_root = self.Get_rank() == root
+        head, buffers = _dumps(obj) if is_root else (b"", [])
+        head = super().bcast(head, root)
+        if not is_root:
+            buffers = [bytearray(size) for size in _sizes(memoryview(head))]
+        for buffer in buffers:
+            self.Bcast([buffer, BYTE], root)
+        return _loads(memoryview(head), buffers)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Give the objects of all ranks to the root."""
+        head, buffers = _dumps(sendobj)
+        heads = super().gather(head, root)
+        room = None if heads is None else _Room(heads)
+        self.Gatherv(_joined(buffers), None if room is None else room.specification, root)
+        return None if room is None else room.load()
+
+    def scatter(self, sendobj: Iterable[Any] | None, root: int = 0) -> Any:
+        """Give each rank one of the root's objects; None stands for as many of None."""
+        objects: Any = sendobj
+        parts, given = [], None
+        if self.Get_rank() == root:
+            objects = [None] * self.Get_size() if sendobj is None else list(sendobj)
+            parts = [_dumps(one) for one in objects]
+        head = super().scatter([head for head, _ in parts], root)
+        if parts:
+            given = _specification_of(parts)
+        room = _Room([head])
+        self.Scatterv(given, [room.memory, BYTE], root)
+        return room.load()[0]
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Give the objects of all ranks to all ranks."""
+        head, buffers = _dumps(sendobj)
+        room = _Room(super().allgather(head))
+        self.Allgatherv(_joined(buffers), room.specification)
+        return room.load()
+
+    def alltoall(self, sendobj: Iterable[Any] | None) -> list[Any]:
+        """Give each rank one of the objects; None stands for as many of None."""
+        objects = [None] * self.Get_size() if sendobj is None else list(sendobj)
+        parts = [_dumps(one) for one in objects]
+        room = _Room(super().alltoall([head for head, _ in parts]))
+        self.Alltoallv(_specification_of(parts), room.specification)
+        return room.load()
+
+
+class _Room:
+    """Memory for the buffers of several objects, of which the first messages are here."""
+
+    def __init__(self, heads: list[Any]) -> None:
+        self.heads = [memoryview(head) for head in heads]
+        sizes = [_sizes(head) for head in self.heads]
+        self.counts = [sum(of_one) for of_one in sizes]
+        self.memory = bytearray(sum(self.counts))
+        self.specification = [self.memory, self.counts, BYTE]
+        self._sizes = sizes
+
+    def load(self) -> list[Any]:
+        objects, begin, memory = [], 0, memoryview(self.memory)
+        for head, sizes in zip(self.heads, self._sizes, strict=True):
+            buffers = []
+            for size in sizes:
+                buffers.append(memory[begin : begin + size])
+                begin += size
+            objects.append(_loads(head, buffers))
+        return objects
+
+
+def _joined(buffers: list[Any]) -> list[Any]:
+    """Return the message of several buffers. One alone is not copied."""
+    return [buffers[0] if len(buffers) == 1 else b"".join(buffers), BYTE]
+
+
+def _specification_of(parts: list[tuple[bytes, list[Any]]]) -> list[Any]:
+    """Return the message with the buffers of several objects, one for each rank."""
+    counts = [sum(buffer.nbytes for buffer in buffers) for _, buffers in parts]
+    return [b"".join(buffer for _, buffers in parts for buffer in buffers), counts, BYTE]
+
+
+class Intracomm(Comm, MPI.Intracomm):  # type: ignore[misc]
+    """A communicator whose lower-case methods leave large buffers out of the pickle."""
+
+
+class Intercomm(Comm, MPI.Intercomm):  # type: ignore[misc]
+    """The name of a class that mpi4py has; shmring's MPI has no intercommunicators."""
