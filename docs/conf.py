@@ -21,11 +21,13 @@ import shmring
 project = "shmring"
 copyright = "the authors of shmring"
 release = version = shmring.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "shmring"
+html_static_path = ["page.css"]
+html_css_files = ["page.css"]
 default_role = "code"  # the docstrings' single backticks
 autodoc_member_order = "bysource"
 

@@ -12,6 +12,37 @@ from drawing import FAINT, SHADES, Sheet
 HERE = Path(__file__).resolve().parent
 
 
+def architecture():
+    sheet = Sheet(
+        680, 330, "Two hosts of two ranks: a shared segment on each host, TCP connections between the hosts"
+    )
+    starters = "spawn · shmrun · torchrun, mpiexec, srun · multiprocessing, pools, joblib, Dask, Ray"
+    sheet.box(20, 12, 640, 34, "started by: " + starters, "#f6f8fa", small=True)
+    layers = ("your program: NumPy, torch …", "Comm: calls, plans, errors", "engine: steps, waits, deaths")
+    for host in range(2):
+        x = 20 + 350 * host
+        sheet.box(x, 62, 290, 232, shade="#f6f8fa")
+        sheet.text(x + 145, 312, f"host {host}")
+        for local in range(2):
+            rank, left = 2 * host + local, x + 10 + 138 * local
+            sheet.text(left + 66, 80, f"rank {rank}")
+            for row, text in enumerate(layers):
+                sheet.box(left, 88 + 34 * row, 132, 34, "", SHADES[rank])
+                first, _, second = text.partition(": ")
+                sheet.text(left + 66, 103 + 34 * row, first, small=True)
+                sheet.text(left + 66, 116 + 34 * row, second, small=True, colour="#57606a")
+            sheet.arrow(left + 56, 192, left + 56, 222)
+            sheet.arrow(left + 76, 222, left + 76, 192)
+        sheet.box(x + 10, 224, 270, 62, "")
+        sheet.text(x + 145, 244, "one segment of shared memory")
+        sheet.text(x + 145, 260, "call lines · staging buffers · message rings", small=True)
+        sheet.text(x + 145, 276, "arrays that all ranks map", small=True)
+    sheet.arrow(302, 167, 378, 167)
+    sheet.arrow(378, 181, 302, 181)
+    sheet.text(340, 156, "TCP", small=True)
+    return sheet
+
+
 def call_line():
     sheet = Sheet(
         680, 190, "A call line for each rank: number, fingerprint, payload; every rank reads all lines"
@@ -185,7 +216,7 @@ def segment():
     return sheet
 
 
-FIGURES = (call_line, direct, push, ring, double_tree, hosts, segment, peers)
+FIGURES = (architecture, call_line, direct, push, ring, double_tree, hosts, segment, peers)
 
 if __name__ == "__main__":
     for figure in FIGURES:
