@@ -1,7 +1,7 @@
 """torch.distributed on shmring: `torch.distributed.init_process_group("shmring")`.
 
 No import is needed: torch finds the backend if shmring is installed. If shmring is only on the path, call
-`shmring.adapters.torch.register_backend()`. Needs torch 2.13 or newer: pip install 'shmring[torch]'.
+`shmring.adapters.torch.register_backend()`. Needs torch 2.13 or newer: pip install '.[torch]'.
 """
 
 from __future__ import annotations
