@@ -38,6 +38,7 @@ _HOMES = {
     "Comm": "_comm.comm",
     "ANY_SOURCE": "_comm.point_to_point",
     "ANY_TAG": "_comm.point_to_point",
+    "ProbedMessage": "_comm.point_to_point",
     "Status": "_comm.point_to_point",
     "Transfer": "_comm.point_to_point",
     "Bucketer": "_comm.bucketer",
@@ -80,6 +81,7 @@ __all__ = [
     "Op",
     "OutOfMemory",
     "Plan",
+    "ProbedMessage",
     "RankFailed",
     "Ring",
     "SharedArray",
@@ -108,7 +110,7 @@ if TYPE_CHECKING:
     from ._comm.comm import Comm
     from ._comm.init import init
     from ._comm.ops import Op
-    from ._comm.point_to_point import ANY_SOURCE, ANY_TAG, Status, Transfer
+    from ._comm.point_to_point import ANY_SOURCE, ANY_TAG, ProbedMessage, Status, Transfer
     from ._comm.trace_file import Trace
     from ._launch.spawn import spawn
     from ._p2p.ring import Ring

@@ -112,7 +112,7 @@ static void send_rest(struct sr_channels *channels, struct sr_channel *channel)
     }
     if (!has_rest(channel)) {
         channel->rest_begin = channel->rest_end = 0;
-        watch(channels, channel, false);
+        watch(channels, channel, channel->nowed > 0 && !channel->unwritable);
     }
 }
 
@@ -145,6 +145,43 @@ static void send_frame(struct sr_channels *channels, struct sr_channel *channel,
         keep_rest(channels, channel, place, 2, taken);
 }
 
+static void note_messages_end(struct sr_channel *channel)
+{
+    channel->messages_end = channel->put + (channel->rest_end - channel->rest_begin);
+}
+
+/* Send owed receipts as long as the socket takes them. So the rest has at most one of them. */
+static void send_receipts(struct sr_channels *channels, struct sr_channel *channel)
+{
+    for (uint32_t word = 0; word < SR_RECEIPTS_WORDS && channel->nowed > 0; word++)
+        while (channel->owed[word] != 0 && !has_rest(channel)) {
+            const uint32_t number = 64 * word + (uint32_t)__builtin_ctzll(channel->owed[word]);
+            const struct sr_channel_head head = {
+                .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_RECEIPT, .whole = number};
+            channel->owed[word] &= channel->owed[word] - 1;
+            channel->nowed--;
+            send_frame(channels, channel, &head, NULL);
+            note_messages_end(channel);
+        }
+}
+
+/* Send what is left over. */
+static void send_unsent(struct sr_channels *channels, struct sr_channel *channel)
+{
+    send_rest(channels, channel);
+    if (channel->nowed > 0)
+        send_receipts(channels, channel);
+}
+
+void sr_channel_give_receipt(struct sr_channels *channels, struct sr_channel *channel, uint32_t number)
+{
+    lock(channels);
+    channel->owed[number / 64] |= sr_receipt_bit(number);
+    channel->nowed++;
+    send_unsent(channels, channel);
+    unlock(channels);
+}
+
 void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
                        const void *body, uint32_t nbytes)
 {
@@ -152,7 +189,7 @@ void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel,
     lock(channels);
     send_frame(channels, channel, &head, body);
     if (what == SR_CHANNEL_VIEW)
-        channel->messages_end = channel->put + (channel->rest_end - channel->rest_begin);
+        note_messages_end(channel);
     unlock(channels);
 }
 
@@ -187,7 +224,8 @@ static bool push_piece(struct sr_channels *channels, struct sr_channel *channel,
     const struct sr_channel_head head = {
         .magic = SR_CHANNEL_MAGIC, .what = SR_CHANNEL_PIECE, .nbytes = nbytes,
         .flags = (message->offset == 0 ? SR_FRAME_FIRST : 0) | (left == nbytes ? SR_FRAME_LAST : 0),
-        .tag = message->head.tag, .kind = message->head.kind, .whole = message->head.message_nbytes};
+        .tag = message->head.tag, .kind = message->head.kind,
+        .whole = message->head.nbytes_and_receipt};
     struct iovec place[2] = {{(void *)&head, sizeof head}, {(void *)(message->data + message->offset), nbytes}};
     if (channel->sent + sr_ring_frame_nbytes(nbytes) + SR_CACHE_LINE > channel->limit)
         return false;
@@ -211,7 +249,7 @@ enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_chan
     enum sr_ring_status status = SR_RING_WAIT;
     lock(channels);
     if (has_rest(channel))
-        send_rest(channels, channel);
+        send_unsent(channels, channel);
     while (status == SR_RING_WAIT && !channel->unwritable && !has_rest(channel) &&
            push_piece(channels, channel, message))
         if (message->head.flags & SR_FRAME_LAST)
@@ -231,7 +269,7 @@ void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, 
 bool sr_channel_has_unsent(struct sr_channels *channels, struct sr_channel *channel)
 {
     lock(channels);
-    send_rest(channels, channel);
+    send_unsent(channels, channel);
     const bool has_unsent = has_rest(channel);
     unlock(channels);
     return has_unsent;
@@ -241,10 +279,10 @@ bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *c
 {
     int unacknowledged = 0;
     lock(channels);
-    send_rest(channels, channel);
+    send_unsent(channels, channel);
     const bool is_open = !channel->unwritable && sr_flag_load(&channel->end) == SR_CHANNEL_OPEN;
     const bool is_delivering =
-        is_open && (channel->put < channel->messages_end ||
+        is_open && (channel->nowed > 0 || channel->put < channel->messages_end ||
                     (ioctl(channel->fd, SIOCOUTQ, &unacknowledged) == 0 &&
                      (uint64_t)unacknowledged > channel->put - channel->messages_end));
     unlock(channels);
@@ -255,7 +293,7 @@ bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *c
 
 static struct sr_frame frame_of(const struct sr_channel_head *head)
 {
-    return (struct sr_frame){.message_nbytes = head->whole, .nbytes = head->nbytes, .flags = head->flags,
+    return (struct sr_frame){.nbytes_and_receipt = head->whole, .nbytes = head->nbytes, .flags = head->flags,
                              .tag = head->tag, .kind = head->kind};
 }
 
@@ -337,6 +375,8 @@ static bool begin_frame(struct sr_channels *channels, struct sr_channel *channel
         return channel->head.nbytes == 0 && take_credit(channel);
     case SR_CHANNEL_PIECE:
         return begin_piece(channels, channel, by_reader);
+    case SR_CHANNEL_RECEIPT:
+        return channel->head.nbytes == 0 && channel->head.whole < SR_RECEIPTS;
     case SR_CHANNEL_VIEW:
     case SR_CHANNEL_CALLING:
     case SR_CHANNEL_CONFIRMED:
@@ -352,6 +392,8 @@ static void finish_frame(struct sr_channels *channels, struct sr_channel *channe
     const bool in_ring = !channel->bypasses;
     if (channel->head.what == SR_CHANNEL_PIECE)
         finish_piece(channels, channel);
+    if (channel->head.what == SR_CHANNEL_RECEIPT)
+        sr_receipt_give(&channel->receipts, (uint32_t)channel->head.whole, &channels->nobody);
     if (channel->head.what == SR_CHANNEL_ABORT && channels->reason_from == (int)number_of(channels, channel) &&
         sr_flag_load(&channels->aborted_by) == 0) {
         channels->reason_nbytes = channel->head.nbytes;
@@ -500,7 +542,7 @@ static bool poll_sockets(struct sr_channels *channels, bool by_reader)
         if (sr_flag_load(&channel->end) != SR_CHANNEL_OPEN)
             continue;
         if (events[i].events & EPOLLOUT) {
-            send_rest(channels, channel);
+            send_unsent(channels, channel);
             moved = true;
         }
         if (events[i].events & ~(uint32_t)EPOLLOUT && receive(channels, channel, by_reader))

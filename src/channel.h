@@ -1,8 +1,8 @@
 /* Channels between ranks of different hosts: one stream socket for each pair of ranks carries pieces of messages, the
- * credit for them, and notifications, all as frames. A piece that arrives goes into a ring in private memory, which the
- * receiver reads like the ring of a local rank (spsc_ring.h), or straight into the array of the message that is being
- * received. A sender puts no more on the socket than the receiver's ring has room for. So every thread that polls can
- * empty the socket, and no notification waits long behind a message.
+ * credit and receipts for them, and notifications, all as frames. A piece that arrives goes into a ring in private
+ * memory, which the receiver reads like the ring of a local rank (spsc_ring.h), or straight into the array of the message
+ * that is being received. A sender puts no more on the socket than the receiver's ring has room for. So every thread that
+ * polls can empty the socket, and no notification waits long behind a message.
  *
  * This file owns no descriptor: its user passes connected, non-blocking sockets and an epoll descriptor. Nothing here
  * waits but for the lock. Any thread may call the functions below; one thread at a time, the *reader*, reads the rings.
@@ -14,8 +14,9 @@
 #ifndef SR_CHANNEL_H
 #define SR_CHANNEL_H
 
-#include "tcp_probe.h"
+#include "receipts.h"
 #include "spsc_ring.h"
+#include "tcp_probe.h"
 
 /* The kind of a frame. */
 enum sr_channel_what {
@@ -27,6 +28,7 @@ enum sr_channel_what {
     SR_CHANNEL_VIEW,     /* of a rank that continues after the end, see sr_seqlock */
     SR_CHANNEL_CALLING,  /* the sender has waited for a while in a collective: struct sr_channel_call */
     SR_CHANNEL_CONFIRMED, /* all ranks of the sender's host have begun this collective: struct sr_channel_call */
+    SR_CHANNEL_RECEIPT,  /* `whole`: number of the message that is matched, see sr_receipts */
 };
 
 /* The head of every frame; little-endian, as are all machines that shmring runs on. */
@@ -37,7 +39,7 @@ struct sr_channel_head {
     uint32_t tag;        /* pieces only, as the rest */
     uint64_t kind : 56;
     uint64_t flags : 8;
-    uint64_t whole;      /* bytes of the piece's message */
+    uint64_t whole;      /* nbytes_and_receipt of the piece's message */
 };
 _Static_assert(sizeof(struct sr_channel_head) == 32, "a head has no holes");
 
@@ -52,7 +54,7 @@ struct sr_channel_note {
 };
 
 enum {
-    SR_CHANNEL_MAGIC = 0x32507273,
+    SR_CHANNEL_MAGIC = 0x33507273,
     SR_CHANNEL_PIECE_NBYTES = 65536, /* so large that the time of a system call does not matter */
     SR_CHANNEL_REASON_NBYTES = 65536,  /* the most that the reason of an abort can have */
     SR_CHANNEL_REST_NBYTES = SR_CHANNEL_PIECE_NBYTES + SR_CHANNEL_REASON_NBYTES + SR_PAGE,
@@ -83,9 +85,12 @@ struct sr_channel {
     unsigned char *rest;   /* the end of a frame that the socket did not take; SR_CHANNEL_REST_NBYTES */
     size_t rest_begin, rest_end;
     uint64_t put;          /* bytes that the socket has taken */
-    uint64_t messages_end; /* value of `put` once the socket has taken all whole messages and the last view */
+    uint64_t messages_end; /* value of `put` once the socket has taken all whole messages, receipts and the last view */
+    uint64_t owed[SR_RECEIPTS_WORDS]; /* receipts that are still to be sent, one bit for each number */
+    uint32_t nowed;
     bool unwritable;       /* the socket takes nothing any more */
     bool watched;          /* epoll reports when the socket takes bytes again */
+    struct sr_receipts receipts; /* for messages sent on this channel. Set by the lock's holder, taken by the reader */
     /* receiving */
     struct sr_ring_end in; /* the producer's end of the ring */
     uint64_t first;        /* the first position of the ring */
@@ -157,6 +162,9 @@ enum sr_ring_status sr_channel_pull(struct sr_channels *channels, struct sr_chan
 /* Discard the data that still arrive for the reader's message, whose memory is about to go. */
 void sr_channel_withdraw(struct sr_channels *channels, struct sr_channel *channel);
 
+/* Send the receipt for a message that came on this channel, or keep it until the socket has room. */
+void sr_channel_give_receipt(struct sr_channels *channels, struct sr_channel *channel, uint32_t number);
+
 /* Send a notification behind the bytes that are still unsent. */
 void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_what what,
                        const void *body, uint32_t nbytes);
@@ -187,8 +195,8 @@ void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, 
 /* Try to send what is left over. Return whether some of it is still unsent. */
 bool sr_channel_has_unsent(struct sr_channels *channels, struct sr_channel *channel);
 
-/* Try to send what is left over. Return whether some byte of the whole messages, or of the last view, has not reached
-   the other end's kernel. While this is true the descriptor must stay open: a closed socket answers bytes that arrive,
+/* Try to send what is left over. Return whether some byte of the whole messages, receipts or the last view has not
+   reached the other end's kernel. While this is true the descriptor must stay open: a closed socket answers bytes that arrive,
    such as credit, with a reset, and loses its unsent bytes. The receiver can read what has reached its kernel, even
    after a reset. */
 bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *channel);

@@ -32,7 +32,7 @@
                         | message rings to rank 1 ...                  |  the receiver's `p2p_senders`
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687338u       /* "8shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687339u       /* "9shmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x32756575716d6873u /* "shmqueu2": a ring in memory of its own */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -207,7 +207,13 @@ enum sr_frame_flags { SR_FRAME_FIRST = 1, SR_FRAME_LAST = 2, SR_FRAME_CUT = 4 };
    longer piece has its data from the next line on. So a small message is one line, which moves between cores once. */
 struct sr_frame {
     sr_flag begun;          /* the frame's own position; + 1 once the frame is there. W producer, last; R consumer */
-    uint64_t message_nbytes;/* of all pieces together. W producer before begun, R consumer, as all that follow */
+    union { /* W producer before begun, R consumer, as all that follow */
+        struct {
+            uint64_t message_nbytes : 48; /* of all pieces together */
+            uint64_t receipt : 16;  /* the number of the receipt that the producer wants; 0: none */
+        };
+        uint64_t nbytes_and_receipt; /* stored as one word, as kind_and_flags */
+    };
     uint32_t nbytes;        /* of this piece */
     uint32_t tag;           /* free for the ring's user */
     union {
@@ -219,8 +225,23 @@ struct sr_frame {
     };
 };
 
+/* Receipts for messages that one rank sends to one other rank. A sender that wants to know when its message is matched
+   with a receive puts a number into the message's frames. Of several such messages any may be matched first, so each
+   has a bit. Receipt 0 is none. */
+#define SR_RECEIPTS 16384u
+struct sr_receipts {
+    sr_flag count;                  /* of receipts given. W receiver, after the bit; R sender, which sleeps on it */
+    sr_flag given[SR_RECEIPTS / 64]; /* one bit for each number. Set by the receiver, cleared by the sender */
+};
+
 #define SR_FRAME_INLINE_NBYTES 32u
 #define SR_RING_LEAST_NBYTES 512u
+
+/* The head of a message ring: one page. The ring's bytes begin on the next page. */
+struct sr_message_ring {
+    struct sr_ring ring;
+    struct sr_receipts receipts; /* for messages that went through the ring */
+};
 
 enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
 
@@ -312,6 +333,7 @@ _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
 _Static_assert(sizeof(struct sr_lane) == 6 * SR_PAGE, "a lane is six pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
+_Static_assert(sizeof(struct sr_message_ring) <= SR_PAGE, "the head of a message ring is one page");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring in memory of its own is one page");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
 _Static_assert(SR_LINES / 2 <= SR_RECORDS, "the records still hold a call that differs when the difference is seen");
@@ -349,7 +371,7 @@ static inline size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
     return SR_PAGE + (message_ring_nbytes + SR_PAGE - 1) / SR_PAGE * SR_PAGE;
 }
 
-/* Return the offset of the head of a message ring, a struct sr_ring. The ring's bytes begin on the next page. */
+/* Return the offset of a struct sr_message_ring. The ring's bytes begin on the next page. */
 static inline size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes,
                                                    int from, int to)
 {

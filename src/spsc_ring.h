@@ -25,7 +25,7 @@ struct sr_ring_end {
     uint32_t stream;       /* 1: the producer writes large pieces by streaming stores */
 };
 
-/* A message that goes into the ring. It begins with the head's tag, kind and message_nbytes, and offset 0. */
+/* A message that goes into the ring. It begins with the head's tag, kind, receipt and message_nbytes, and offset 0. */
 struct sr_outgoing {
     struct sr_frame head;
     const unsigned char *data;
@@ -124,7 +124,7 @@ static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_fra
 {
     struct sr_frame *frame = sr_ring_frame_at(end, end->position);
     const uint64_t next = end->position + sr_ring_frame_nbytes(head->nbytes);
-    frame->message_nbytes = head->message_nbytes;
+    frame->nbytes_and_receipt = head->nbytes_and_receipt;
     frame->nbytes = head->nbytes;
     frame->tag = head->tag;
     frame->kind_and_flags = head->kind_and_flags;
@@ -197,11 +197,12 @@ static inline enum sr_ring_status sr_ring_peek(const struct sr_ring_end *end, st
     const struct sr_frame *frame = sr_ring_frame_at(end, end->position);
     if (!sr_ring_has_frame(end))
         return SR_RING_WAIT;
-    head->message_nbytes = frame->message_nbytes;
+    head->nbytes_and_receipt = frame->nbytes_and_receipt;
     head->nbytes = frame->nbytes;
     head->tag = frame->tag;
     head->kind_and_flags = frame->kind_and_flags;
-    if (sr_ring_frame_nbytes(head->nbytes) + SR_CACHE_LINE > end->nbytes || head->nbytes > head->message_nbytes)
+    if (sr_ring_frame_nbytes(head->nbytes) + SR_CACHE_LINE > end->nbytes || head->nbytes > head->message_nbytes ||
+        head->receipt >= SR_RECEIPTS)
         return SR_RING_DAMAGED;
     return SR_RING_WHOLE;
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
 
-MAGIC = b"shmring\x02"  # the last byte is the version of the protocol
+MAGIC = b"shmring\x03"  # the last byte is the version of the protocol
 NONCE_NBYTES = 32
 IDENTITY_NBYTES = 64
 TAG_NBYTES = 16

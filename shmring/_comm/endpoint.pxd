@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Operand
 from .._core.spsc_ring cimport sr_frame
-from .._p2p.matching cimport Matching, Message
+from .._p2p.matching cimport Matching, Message, UnexpectedMessage
 from .fused cimport FusedCollectives
 
 
@@ -21,6 +21,7 @@ cdef class Endpoint(FusedCollectives):
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps pending transfers alive
     cdef bint is_enlisted        # registered with the progress thread
+    cdef UnexpectedMessage *dropped   # messages that matched probes took and nothing will receive
 
     cdef int begin_messaging(self) except -1
     cdef void end_messaging(self) noexcept
@@ -28,10 +29,13 @@ cdef class Endpoint(FusedCollectives):
     cdef void release_completed(self) noexcept
     cdef PendingMessage next_completed(self)
     cdef int enlist(self) except -1
+    cdef void drop(self, UnexpectedMessage *unexpected) noexcept
+    cdef void discard_dropped(self) noexcept
     cdef int open_messages(self) except -1
     cdef void find_peers(self) noexcept
     cdef int close_messages(self) except -1
     cdef int post(self, Message *message) except -1
+    cdef int number_receipt(self, Message *message) except -1
     cdef int keep_own_message(self, Message *message) except -1
     cdef int open_ring_to(self, int rank) except -1
     cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1

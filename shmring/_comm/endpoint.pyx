@@ -16,7 +16,10 @@ from .._core.segment cimport (
     sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns,
     sr_yield,
 )
-from .._core.spsc_ring cimport SR_RING_WHOLE, sr_frame, sr_ring_is_valid_length, sr_ring_peek
+from .._core.spsc_ring cimport (
+    SR_RECEIPTS, SR_RECEIPTS_WORDS, SR_RING_WHOLE, sr_frame, sr_message_ring, sr_receipt_new_number,
+    sr_ring_is_valid_length, sr_ring_peek,
+)
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
 from .._engine.progress cimport delist, enlist, wake_thread, start_thread
@@ -24,9 +27,9 @@ from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
-    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, Matching, Message, Peer, UnexpectedMessage, Wait, deliver_briefly,
-    deliver_patiently, deliver_to_self, frame_tag, has_moved, keep_unexpected, open_ring, poll_messages, post_receive,
-    post_send, step_messages, withdraw, withdraw_all,
+    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait, deliver_briefly,
+    deliver_patiently, deliver_to_self, discard_unexpected, frame_tag, has_moved, keep_unexpected, open_ring,
+    poll_messages, post_receive, post_send, receive_unexpected, step_messages, withdraw, withdraw_all,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -101,6 +104,8 @@ cdef class Endpoint(FusedCollectives):
             raise
         if self.is_enlisted:
             self.acquire_stepper()
+        if self.dropped != NULL:
+            self.discard_dropped()
         self.matching.begun_ns = sr_now_ns() if self.engine.g.p2p_trace != NULL else 0
         return 0
 
@@ -170,6 +175,20 @@ cdef class Endpoint(FusedCollectives):
         self.matching.completed = message.next
         return <PendingMessage> message.owner
 
+    # Keep a message that a matched probe took and that is not received, until the next call discards it. Any destructor
+    # may run this at any time.
+    cdef void drop(self, UnexpectedMessage *unexpected) noexcept:
+        unexpected.holder = NULL
+        unexpected.next_dropped = self.dropped
+        self.dropped = unexpected
+
+    cdef void discard_dropped(self) noexcept:
+        cdef UnexpectedMessage *unexpected = self.dropped
+        while unexpected != NULL:
+            self.dropped = unexpected.next_dropped
+            discard_unexpected(&self.matching, unexpected)
+            unexpected = self.dropped
+
     cdef int open_messages(self) except -1:
         cdef Matching *m = &self.matching
         cdef Group *g = &self.engine.g
@@ -216,7 +235,10 @@ cdef class Endpoint(FusedCollectives):
 
     cdef int post(self, Message *message) except -1:
         if not message.is_send:
-            post_receive(&self.matching, message)
+            if message.taken != NULL:
+                receive_unexpected(&self.matching, message, message.taken)
+            else:
+                post_receive(&self.matching, message)
         elif message.peer == self.own_rank:
             if not deliver_to_self(&self.matching, message):
                 self.keep_own_message(message)
@@ -227,7 +249,22 @@ cdef class Endpoint(FusedCollectives):
                     self.poll_abort()
             elif not self.matching.peer[message.peer].out_open:
                 self.open_ring_to(message.peer)
+            if message.wants_receipt:
+                self.number_receipt(message)
             post_send(&self.matching, message)
+        return 0
+
+    cdef int number_receipt(self, Message *message) except -1:
+        cdef Peer *p = &self.matching.peer[message.peer]
+        if p.numbers_in_use == NULL:
+            p.numbers_in_use = <uint64_t *> calloc(SR_RECEIPTS_WORDS, sizeof(uint64_t))
+            if p.numbers_in_use == NULL:
+                raise MemoryError()
+            p.receipts = &p.channel.receipts if p.channel != NULL else &(<sr_message_ring *> p.out.ring).receipts
+        message.receipt = sr_receipt_new_number(p.numbers_in_use)
+        if message.receipt == 0:
+            raise RuntimeError(f"{SR_RECEIPTS - 1} sends to rank {message.peer} wait until they are matched; wait for "
+                               "some of them before this one")
         return 0
 
     cdef int keep_own_message(self, Message *message) except -1:
@@ -238,6 +275,10 @@ cdef class Endpoint(FusedCollectives):
         memcpy(unexpected.data, message.data, message.nbytes)
         unexpected.whole = True
         keep_unexpected(&self.matching, unexpected)
+        if message.wants_receipt:
+            unexpected.sender = message
+            message.state = UNMATCHED
+            return 0
         message.state = COMPLETE
         if message.owner != NULL:
             message.next = self.matching.completed
@@ -276,6 +317,7 @@ cdef class Endpoint(FusedCollectives):
         unexpected = new_unexpected(source, head.tag, head.kind, head.message_nbytes)
         if unexpected == NULL:
             return NEEDS_ROOM
+        unexpected.receipt = head.receipt
         keep_unexpected(&self.matching, unexpected)
         return PROGRESSED
 
@@ -455,6 +497,10 @@ cdef object no_room(int source, size_t nbytes):
 
 
 cdef void free_tables(Matching *m) noexcept:
+    cdef int rank
+    if m.peer != NULL:
+        for rank in range(m.size):
+            free(m.peer[rank].numbers_in_use)
     free(m.peer)
     free(m.seen)
     free(m.source)

@@ -3,7 +3,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint64_t
 
 from .._arrays.operands cimport Operand
-from .._p2p.matching cimport Message
+from .._p2p.matching cimport Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage
 
 
@@ -14,11 +14,18 @@ cdef class Status:
     cdef uint64_t kind
 
 
+cdef class ProbedMessage
+
+
 cdef class Messages(Endpoint):
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
                                  object tag, object context, str what)
     cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1
-    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context)
+    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context,
+                               bint wants_receipt, UnexpectedMessage *taken)
+    cdef ProbedMessage new_probe(self)
+    cdef object describe_object(self, Message *message, Operand *operand, const Message *found)
+    cdef object unpack_received(self, object frame, Message *message, bint with_status)
     cdef object result_of(self, Message *message)
     cdef object result_of_received(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2
@@ -28,3 +35,10 @@ cdef class Transfer(PendingMessage):
     cdef Messages comm
 
     cdef int poll_peers(self, double waited_s) except -1
+
+
+cdef class ProbedMessage:
+    cdef Messages comm
+    cdef Message probe
+
+    cdef int check_unreceived(self) except -1

@@ -33,16 +33,37 @@ class Transfer(PendingMessage):
         """Advance the transfer without blocking, and return whether it is complete."""
 
     def wait(self, timeout: float | None = None) -> Status | None:
-        """Block until it is complete. Return None for a send and the `Status` for a receive."""
+        """Block until it is complete. Return the `Status` of a receive; else None."""
 
     def result(self, timeout: float | None = None) -> Status | None:
         """Return what `wait` returns. `Work` has a method of the same name."""
+
+    def cancel(self) -> bool:
+        """Withdraw a receive that has not matched a message, and return whether it is withdrawn."""
 
     def _wait_no_longer(self, waited_s: float) -> Status | None:
         """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts."""
 
     def __await__(self) -> Generator[Any, None, Status | None]:
         """Wait in asyncio: poll the transfer, and let other coroutines run between polls."""
+
+@final
+class ProbedMessage:
+    """A message that `mprobe` or `improbe` has taken. Only the methods of this object can receive it."""
+
+    def __init__(self, *args: object, **keywords: object) -> None: ...
+    @property
+    def status(self) -> Status:
+        """The `Status` of the message."""
+
+    def recv(self, x: _Array, *, timeout: float | None = None) -> Status:
+        """Receive the message into x and return its `Status`."""
+
+    def irecv(self, x: _Array) -> Transfer:
+        """Begin to receive the message into x and return a `Transfer`."""
+
+    def recv_object(self, *, timeout: float | None = None) -> Any:
+        """Receive an object that was sent by `send_object`, and return a copy of it."""
 
 class Messages(Endpoint):
     """Point-to-point messages of a communicator."""
@@ -53,6 +74,7 @@ class Messages(Endpoint):
         dest: SupportsIndex,
         tag: SupportsIndex = 0,
         *,
+        matched: bool = False,
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> None:
@@ -84,7 +106,13 @@ class Messages(Endpoint):
         """Send x to `dest`, receive a message into `out` at the same time, and return its `Status`."""
 
     def isend(
-        self, x: _Array, dest: SupportsIndex, tag: SupportsIndex = 0, *, context: Literal[0, 1] = 0
+        self,
+        x: _Array,
+        dest: SupportsIndex,
+        tag: SupportsIndex = 0,
+        *,
+        matched: bool = False,
+        context: Literal[0, 1] = 0,
     ) -> Transfer:
         """Begin to send x and return a `Transfer`. Do not change x until it is complete."""
 
@@ -108,12 +136,28 @@ class Messages(Endpoint):
     ) -> Status | None:
         """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
 
+    def mprobe(
+        self,
+        source: SupportsIndex = ...,
+        tag: SupportsIndex = ...,
+        *,
+        context: Literal[0, 1] = 0,
+        timeout: float | None = None,
+    ) -> ProbedMessage:
+        """Block until a message can be received, take it, and return it."""
+
+    def improbe(
+        self, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, context: Literal[0, 1] = 0
+    ) -> ProbedMessage | None:
+        """Return a message as `mprobe` does, or None if there is no such message yet."""
+
     def send_object(
         self,
         item: Any,
         dest: SupportsIndex,
         tag: SupportsIndex = 0,
         *,
+        matched: bool = False,
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> None:

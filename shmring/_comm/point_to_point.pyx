@@ -12,7 +12,9 @@ from .._arrays.operands cimport Operand, release, take
 from .._core.group cimport LATE, OPAQUE
 from .._core.kernels cimport SR_DTYPES, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of
-from .._p2p.matching cimport ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, Message, withdraw
+from .._p2p.matching cimport (
+    ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage, withdraw,
+)
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
 
 import numpy as np
@@ -37,6 +39,7 @@ cdef enum:
     SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
     OUT_OF_RANGE = -3        # neither a rank nor a tag
 
+cdef object PROGRAM = 0   # the object that is the default of context, so comparing identities is enough
 cdef int64_t MOST_TAG = (<int64_t> 1 << 31) - 1
 
 
@@ -153,12 +156,14 @@ cdef class Messages(Endpoint):
     of the program do not receive them.
     """
 
-    def send(self, x, dest, tag=0, *, context=0, timeout=None):
+    def send(self, x, dest, tag=0, *, matched=False, context=0, timeout=None):
         """Send x to rank `dest`. Return when x may be changed: it is then received, or in the ring to `dest`.
 
         x: a contiguous array with items of a fixed size. tag: 0 to 2**31 - 1. timeout: seconds. A message that does
-        not fit into the ring blocks until `dest` receives it. A rank can send messages of any size to itself. Raises
-        ValueError or TypeError for a wrong argument. Every other error is a `shmring.Error`, which ends the
+        not fit into the ring blocks until `dest` receives it. A rank can send messages of any size to itself.
+        matched: if True, return once `dest` has matched the message with a receive, which need not be complete; a probe
+        does not match it. So the sender knows that `dest` has asked for it: `comm.send(task, dest, matched=True)`.
+        Raises ValueError or TypeError for a wrong argument. Every other error is a `shmring.Error`, which ends the
         communicator on all ranks.
         """
         cdef Message message
@@ -167,6 +172,7 @@ cdef class Messages(Endpoint):
         self.begin_messaging()
         try:
             _kept = self.describe_message(&message, &operand, x, True, dest, tag, context, "x")
+            message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
         finally:
@@ -224,17 +230,18 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return self.result_of_received(&received)
 
-    def isend(self, x, dest, tag=0, *, context=0):
+    def isend(self, x, dest, tag=0, *, matched=False, context=0):
         """Begin to send x and return a `Transfer`. Do not change x until it is complete. Arguments: as in `send`.
 
         Every call that sends or receives on this communicator advances it. Without such a call it advances in the
-        background.
+        background. With matched=True, up to 16383 transfers to one rank may be incomplete at a time, else RuntimeError
+        is raised.
         """
-        return self.begin_transfer(x, True, dest, tag, context)
+        return self.begin_transfer(x, True, dest, tag, context, matched, NULL)
 
     def irecv(self, x, source=ANY, tag=ANY, *, context=0):
         """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`. Arguments: as in `recv`."""
-        return self.begin_transfer(x, False, source, tag, context)
+        return self.begin_transfer(x, False, source, tag, context, False, NULL)
 
     def probe(self, source=ANY, tag=ANY, *, context=0, timeout=None):
         """Block until a message can be received, and return its `Status`. The message stays for `recv`.
@@ -266,7 +273,41 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return status_of(&message) if message.state == COMPLETE else None
 
-    def send_object(self, item, dest, tag=0, *, context=0, timeout=None):
+    def mprobe(self, source=ANY, tag=ANY, *, context=0, timeout=None):
+        """Block until a message can be received, take it, and return it as a `ProbedMessage`.
+
+        No other receive or probe finds the message any more. So a program can allocate memory for the message that it
+        has seen, and receives no other one into it: `m = comm.mprobe()`, `x = np.empty(m.status.count)`, `m.recv(x)`.
+        Arguments: as in `recv`. The message is kept in private memory until it is received.
+        """
+        cdef ProbedMessage taken = self.new_probe()
+        self.begin_messaging()
+        try:
+            self.set_pattern(&taken.probe, source, tag, context)
+            taken.probe.takes = True
+            timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            self.post_and_wait(&taken.probe, timeout_ns)
+        finally:
+            self.end_messaging()
+        return taken
+
+    def improbe(self, source=ANY, tag=ANY, *, context=0):
+        """Return a `ProbedMessage` as `mprobe` does, or None if there is no such message yet."""
+        cdef ProbedMessage taken = self.new_probe()
+        self.begin_messaging()
+        try:
+            self.set_pattern(&taken.probe, source, tag, context)
+            taken.probe.takes = True
+            self.post(&taken.probe)
+            try:
+                self.advance()
+            finally:
+                withdraw(&self.matching, &taken.probe)
+        finally:
+            self.end_messaging()
+        return taken if taken.probe.state == COMPLETE else None
+
+    def send_object(self, item, dest, tag=0, *, matched=False, context=0, timeout=None):
         """Send any object that can be pickled. Arrays in it are sent outside the pickle. Otherwise as `send`."""
         cdef Message message
         cdef Operand operand
@@ -276,6 +317,7 @@ cdef class Messages(Endpoint):
         try:
             _kept = self.describe_message(&message, &operand, frame, True, dest, tag, context, "item")
             message.kind = OBJECT
+            message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
         finally:
@@ -295,24 +337,12 @@ cdef class Messages(Endpoint):
             self.set_pattern(&message, source, tag, context)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
-            message.kind = OBJECT
-            if message.came_kind != OBJECT:
-                raise mismatch(&message, self.own_rank, "it stays for recv")
-            frame = np.empty(message.came_nbytes, np.uint8)
-            _kept = self.describe_message(&message, &operand, frame, False, message.source, message.came_tag,
-                                          context, "item")
-            message.kind = OBJECT
+            frame = self.describe_object(&message, &operand, &message)
             self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
-        try:
-            item = objects.unpack(frame)
-            return (item, status_of(&message)) if with_status else item
-        except BaseException as error:
-            if not isinstance(error, Exception) or isinstance(error, MemoryError):   # else it cannot be unpickled
-                self.engine.end_by(error, False, True)
-            raise
+        return self.unpack_received(frame, &message, with_status)
 
     # -- from arguments to messages --
 
@@ -323,18 +353,41 @@ cdef class Messages(Endpoint):
         message.is_send = is_send
         message.peer = self.rank_number(peer, "dest" if is_send else "source", not is_send)
         message.tag = tag_number(tag, not is_send)
-        message.context = context_number(context)
+        if context is not PROGRAM:
+            message.context = context_number(context)
         message.kind = kind_of(operand)
         message.data = operand.data
         message.nbytes = operand.count * operand.itemsize
         return kept
+
+    # Describe the receive of an object that a probe has found, which may be the same structure. Return its room.
+    cdef object describe_object(self, Message *message, Operand *operand, const Message *found):
+        cdef Message probe = found[0]
+        probe.kind = OBJECT
+        if probe.came_kind != OBJECT:
+            raise mismatch(&probe, self.own_rank, "it stays for recv")
+        frame = np.empty(probe.came_nbytes, np.uint8)
+        _kept = self.describe_message(message, operand, frame, False, probe.source, probe.came_tag, probe.context,
+                                      "item")
+        message.kind = OBJECT
+        return frame
+
+    cdef object unpack_received(self, object frame, Message *message, bint with_status):
+        try:
+            item = objects.unpack(frame)
+            return (item, status_of(message)) if with_status else item
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, MemoryError):   # else it cannot be unpickled
+                self.engine.end_by(error, False, True)
+            raise
 
     cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1:
         memset(message, 0, sizeof(Message))
         message.is_probe = True
         message.peer = self.rank_number(source, "source", True)
         message.tag = tag_number(tag, True)
-        message.context = context_number(context)
+        if context is not PROGRAM:
+            message.context = context_number(context)
         return 0
 
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2:
@@ -345,12 +398,20 @@ cdef class Messages(Endpoint):
                              + (", or ANY_SOURCE" if may_be_any else ""))
         return number
 
-    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context):
+    cdef ProbedMessage new_probe(self):
+        cdef ProbedMessage taken = ProbedMessage.__new__(ProbedMessage)
+        taken.comm = self
+        return taken
+
+    cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context,
+                               bint wants_receipt, UnexpectedMessage *taken):
         cdef Transfer transfer = Transfer.__new__(Transfer)
         self.begin_messaging()
         try:
             transfer.comm = self
             kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, context, "x")
+            transfer.message.wants_receipt = wants_receipt
+            transfer.message.taken = taken
             transfer.kept = x, kept
             transfer.message.owner = <void *> transfer
             if not self.is_enlisted:
@@ -384,7 +445,7 @@ cdef class Messages(Endpoint):
     cdef object result_of(self, Message *message):
         cdef int rank = self.own_rank
         if message.failure == NO_FAILURE:
-            return None if message.is_send else status_of(message)
+            return None if message.is_send or message.state == WITHDRAWN else status_of(message)
         if message.failure == OTHER_ITEMS:
             raise mismatch(message, rank, "that message is lost, others are not")
         raise truncated(message, rank)
@@ -412,7 +473,9 @@ cdef class Transfer(PendingMessage):
         return True
 
     def wait(self, timeout=None):
-        """Block until it is complete. Return None for a send and the `Status` for a receive, or raise as `recv` does.
+        """Block until it is complete. Return the `Status` of a receive, or raise as `recv` does.
+
+        Return None for a send, and for a receive that `cancel` has withdrawn.
 
         timeout: seconds, after which TimeoutError is raised; the transfer goes on. If it is None, the communicator's
         timeout holds, which ends the communicator.
@@ -430,6 +493,29 @@ cdef class Transfer(PendingMessage):
     def result(self, timeout=None):
         """Return what `wait` returns. `Work` has a method of the same name."""
         return self.wait(timeout)
+
+    def cancel(self):
+        """Withdraw a receive that has not matched a message, and return whether it is withdrawn.
+
+        Then x is unchanged and may be used again, and the transfer is done. Return False if a message has matched the
+        receive, which then goes on, and for a send: sends are not withdrawn.
+        """
+        cdef bint is_withdrawn
+        if self.is_over:
+            return self.message.state == WITHDRAWN
+        self.comm.begin_messaging()
+        try:
+            is_withdrawn = not self.message.is_send and self.message.state == POSTED
+            if is_withdrawn:
+                withdraw(&self.comm.matching, &self.message)
+                self.message.state = WITHDRAWN
+                self.comm.matching.npending -= 1
+        finally:
+            self.comm.end_messaging()
+        if is_withdrawn:
+            self.release_arrays()
+            self.comm.transfers.discard(self)
+        return is_withdrawn
 
     def _wait_no_longer(self, waited_s):
         """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts.
@@ -473,5 +559,87 @@ cdef class Transfer(PendingMessage):
         return 0
 
     def __repr__(self):
-        progress = "complete" if self.is_over else "not complete"
+        progress = "not complete"
+        if self.is_over:
+            progress = "cancelled" if self.message.state == WITHDRAWN else "complete"
         return f"<shmring.Transfer: {pattern_text(&self.message)}, {progress}>"
+
+
+# ---- messages that a matched probe took ---------------------------------------------------------------------------
+
+@cython.final
+@cython.no_gc_clear   # __dealloc__ needs the communicator
+cdef class ProbedMessage:
+    """A message that `mprobe` or `improbe` has taken. Only the methods of this object can receive it.
+
+    A message that is never received is discarded when this object is deleted, at the communicator's next call that
+    sends or receives. A send with matched=True is complete once `recv`, `irecv` or `recv_object` has been called, or
+    the message is discarded.
+    """
+
+    def __init__(self):
+        raise TypeError("a message is taken by mprobe or improbe")
+
+    def __dealloc__(self):
+        if self.probe.taken != NULL:
+            self.comm.drop(self.probe.taken)
+
+    @property
+    def status(self):
+        """The `Status` of the message."""
+        return status_of(&self.probe)
+
+    def recv(self, x, *, timeout=None):
+        """Receive the message into x and return its `Status`. x, timeout and errors: as in `Comm.recv`.
+
+        Raises RuntimeError if it has been received.
+        """
+        cdef Message message
+        cdef Operand operand
+        operand.held = False
+        self.check_unreceived()
+        self.comm.begin_messaging()
+        try:
+            _kept = self.comm.describe_message(&message, &operand, x, False, self.probe.source, self.probe.came_tag,
+                                               self.probe.context, "x")
+            message.taken = self.probe.taken
+            timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
+            self.comm.post_and_wait(&message, timeout_ns)
+        finally:
+            release(&operand)
+            self.comm.end_messaging()
+        return self.comm.result_of_received(&message)
+
+    def irecv(self, x):
+        """Begin to receive the message into x and return a `Transfer`. Otherwise as `recv`."""
+        self.check_unreceived()
+        return self.comm.begin_transfer(x, False, self.probe.source, self.probe.came_tag, self.probe.context, False,
+                                        self.probe.taken)
+
+    def recv_object(self, *, timeout=None):
+        """Receive an object that was sent by `send_object`, and return a copy of it. Otherwise as `recv`.
+
+        Raises `Mismatch` if the message is an array, which then stays for `recv`.
+        """
+        cdef Message message
+        cdef Operand operand
+        operand.held = False
+        self.check_unreceived()
+        self.comm.begin_messaging()
+        try:
+            frame = self.comm.describe_object(&message, &operand, &self.probe)
+            message.taken = self.probe.taken
+            timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
+            self.comm.post_and_wait(&message, timeout_ns)
+        finally:
+            release(&operand)
+            self.comm.end_messaging()
+        return self.comm.unpack_received(frame, &message, False)
+
+    cdef int check_unreceived(self) except -1:
+        if self.probe.taken == NULL:
+            raise RuntimeError("this message has been received")
+        return 0
+
+    def __repr__(self):
+        return f"<shmring.ProbedMessage: {self.status}, {'received' if self.probe.taken == NULL else 'not received'}>"

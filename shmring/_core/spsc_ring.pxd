@@ -10,9 +10,13 @@ from .segment cimport sr_counter, sr_event, sr_flag, sr_liveness
 cdef extern from "layout.h" nogil:
     cdef struct sr_ring:
         sr_counter taken
+    cdef struct sr_receipts:
+        pass
+    cdef struct sr_message_ring:
+        sr_receipts receipts
     cdef struct sr_frame:
-        uint64_t message_nbytes
-        uint32_t nbytes, flags, tag
+        uint64_t message_nbytes, nbytes_and_receipt
+        uint32_t nbytes, flags, tag, receipt
         uint64_t kind
     cdef struct sr_queue:
         uint64_t magic, nbytes
@@ -43,6 +47,15 @@ cdef extern from "sync/liveness.h" nogil:
 
 cdef extern from "sync/cpu.h" nogil:
     void sr_pause()
+
+
+cdef extern from "receipts.h" nogil:
+    enum: SR_RECEIPTS, SR_RECEIPTS_WORDS
+    uint32_t sr_receipt_new_number(uint64_t *in_use)
+    void sr_receipt_free_number(uint64_t *in_use, uint32_t number)
+    uint64_t sr_receipts_count(const sr_receipts *)
+    bint sr_receipt_take(sr_receipts *, uint32_t number)
+    void sr_receipt_give(sr_receipts *, uint32_t number, sr_event *)
 
 
 cdef extern from "spsc_ring.h" nogil:

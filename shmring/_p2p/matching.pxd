@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport Group
 from .._core.segment cimport sr_flag, sr_waitset
-from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring_end
+from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_receipts, sr_ring_end
 from .._engine.queue cimport Pollable
 from .._transport.channel cimport sr_channel, sr_channels
 
@@ -23,6 +23,8 @@ cdef enum:
 cdef enum State:
     POSTED      # no byte has moved yet
     MOVING
+    UNMATCHED   # a send that wants a receipt: all its bytes are sent
+    WITHDRAWN   # a receive that was cancelled
     COMPLETE
 
 
@@ -42,6 +44,8 @@ cdef struct Message:
     Message *next
     void *owner              # notified when complete; the message is then in matching.completed
     bint is_send, is_probe
+    bint wants_receipt       # a send that is complete once the receiver has matched it with a receive
+    uint32_t receipt         # ... and the number of its receipt, if it is not to the own rank; else 0
     int peer                 # destination; source, or ANY
     int64_t tag              # or ANY
     uint32_t context         # 0 or 1; messages of different contexts never match
@@ -54,6 +58,8 @@ cdef struct Message:
     uint32_t came_tag
     uint64_t came_kind
     size_t came_nbytes
+    bint takes               # a matched probe: it takes the message, so that no receive or probe finds it
+    UnexpectedMessage *taken   # the message that it took; or that this receive gets, instead of any other
     sr_outgoing out          # only for a send
 
 
@@ -64,8 +70,13 @@ cdef struct UnexpectedMessage:
     uint32_t tag             # with the bit of its context
     uint64_t kind
     size_t nbytes
+    uint32_t receipt         # the receipt that its sender wants; 0: none
+    Message *sender          # ... or the send that waits for it, in a message to itself
     bint whole               # the whole message has arrived
     Message *wanted_by       # the matching receive; NULL: none yet
+    bint is_taken            # a matched probe has taken it
+    UnexpectedMessage **holder   # the pointer of the probe that took it, until it is received; else NULL
+    UnexpectedMessage *next_dropped
     unsigned char *data      # follows this structure in memory
 
 
@@ -82,6 +93,10 @@ cdef struct Peer:
     bint out_open
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
+    sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
+    uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
+    uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
+    Message *first_unmatched   # sends that wait for nothing but their receipt
     bint receiving           # a message from the peer is being received:
     sr_incoming incoming
     Message *receiver        # ... into the memory of this receive, or
@@ -109,6 +124,7 @@ cdef struct Matching:
     int nsources
     int first_source         # first source of the next round, so that no source is starved
     int nsends               # number of linked sends
+    int nunmatched           # number of sends that wait for nothing but their receipt
     Message *first_receive   # posted and not begun, in order; includes probes
     Message *last_receive
     UnexpectedMessage *first_unexpected       # in order of arrival
@@ -135,6 +151,8 @@ cdef inline uint32_t frame_tag(const Message *message) noexcept nogil:
 cdef int step_messages(Matching *m) noexcept nogil
 cdef void post_send(Matching *m, Message *message) noexcept nogil
 cdef void post_receive(Matching *m, Message *message) noexcept nogil
+cdef void receive_unexpected(Matching *m, Message *message, UnexpectedMessage *unexpected) noexcept nogil
+cdef void discard_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil
 cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil
 cdef void withdraw(Matching *m, Message *message) noexcept nogil
 cdef void withdraw_all(Matching *m) noexcept nogil

@@ -16,9 +16,9 @@ from .._core.segment cimport (
     sr_lane, sr_layout_message_ring_offset, sr_now_ns, sr_pause, sr_time_away, sr_waitset, sr_waitset_watch, sr_yield,
 )
 from .._core.spsc_ring cimport (
-    SR_FRAME_FIRST, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_load_ordered, sr_flag_mark, sr_frame, sr_pause, sr_ring,
-    sr_ring_end, sr_ring_first, sr_ring_format, sr_ring_open_end, sr_ring_peek, sr_ring_publish_taken, sr_ring_pull,
-    sr_ring_push,
+    SR_FRAME_FIRST, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_load_ordered, sr_flag_mark, sr_frame, sr_message_ring,
+    sr_pause, sr_receipt_free_number, sr_receipt_give, sr_receipt_take, sr_receipts_count, sr_ring, sr_ring_end,
+    sr_ring_first, sr_ring_format, sr_ring_open_end, sr_ring_peek, sr_ring_publish_taken, sr_ring_pull, sr_ring_push,
 )
 from .._diagnostics.flight_recorder cimport (
     ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait,
@@ -28,14 +28,15 @@ from .._engine.queue cimport BACKGROUND
 from .._engine.wait cimport sleep_ns_after, sleep_until_death
 from .._internode.context cimport inter_of, remote, sr_conn_sleep
 from .._transport.channel cimport (
-    SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channel, sr_channel_probe, sr_channel_pull, sr_channel_push,
-    sr_channel_read, sr_channel_withdraw, sr_channels_attend, sr_channels_poll_abort, sr_channels_step,
-    sr_channels_wake,
+    SR_CHANNEL_DAMAGED, SR_CHANNEL_OPEN, sr_channel, sr_channel_give_receipt, sr_channel_probe, sr_channel_pull,
+    sr_channel_push, sr_channel_read, sr_channel_withdraw, sr_channels_attend, sr_channels_poll_abort,
+    sr_channels_step, sr_channels_wake,
 )
 
 cdef enum:
     # Measured with bench/peers/peers.py --call ping_pong: one piece is sent while the previous one is received.
     PIECE_NBYTES = 16384
+    RECEIPT_SHIFT = 48   # in nbytes_and_receipt: a message is shorter than 2**48 bytes
     STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
     WATCH_NS = 50000000      # the progress thread polls an idle communicator for this long
     FAR_POLLS = 3            # polls in a short try: a poll of other hosts is a system call
@@ -122,7 +123,7 @@ cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
     cdef int i
     if message.is_probe:
         return False
-    if message.state == COMPLETE or (message.is_send and message.out.offset > 0):
+    if message.state == COMPLETE or message.state == UNMATCHED or (message.is_send and message.out.offset > 0):
         return True
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiver == message:
@@ -140,6 +141,7 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
         return
     if message.is_send:
         unlink_send(m, message)
+        withdraw_receipt(m, message)
         return
     unlink_receive(m, message)
     for i in range(m.nsources):
@@ -149,6 +151,21 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
     while unexpected != NULL:
         if unexpected.wanted_by == message:
             unexpected.wanted_by = NULL
+        unexpected = unexpected.next
+
+
+# The send waits for no receipt any more.
+cdef void withdraw_receipt(Matching *m, Message *message) noexcept nogil:
+    cdef Peer *p = &m.peer[message.peer]
+    cdef UnexpectedMessage *unexpected = m.first_unexpected
+    cdef Message *last = NULL
+    if message.receipt != 0:
+        if unlink(&p.first_unmatched, &last, message):
+            m.nunmatched -= 1
+        sr_receipt_free_number(p.numbers_in_use, message.receipt)
+    while unexpected != NULL:
+        if unexpected.sender == message:
+            unexpected.sender = NULL
         unexpected = unexpected.next
 
 
@@ -194,6 +211,8 @@ cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind
     while at != NULL:
         after = at.next
         if matches(at, source, tag):
+            if at.takes:   # the message must be in private memory first, see keep_unexpected
+                return NULL
             unlink_receive(m, at)
             set_envelope(at, source, tag, kind, nbytes)
             if not at.is_probe:
@@ -214,29 +233,88 @@ cdef bint is_awaited(Matching *m, int source) noexcept nogil:
     return False
 
 
+# A receive has matched a message. Notify the sender if it waits for that.
+cdef void give_receipt(Matching *m, int source, uint32_t number) noexcept nogil:
+    cdef Peer *p = &m.peer[source]
+    if p.channel != NULL:
+        sr_channel_give_receipt(m.channels, p.channel, number)
+    else:
+        sr_receipt_give(&(<sr_message_ring *> p.inward.ring).receipts, number, &m.g.lane[p.lane].p2p_event)
+
+
+cdef void give_receipt_of(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    if unexpected.receipt != 0:
+        give_receipt(m, unexpected.source, unexpected.receipt)
+    if unexpected.sender != NULL:
+        complete(m, unexpected.sender)
+    unexpected.receipt, unexpected.sender = 0, NULL
+
+
+cdef void free_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    unlink_unexpected(m, unexpected)
+    if unexpected.holder != NULL:
+        unexpected.holder[0] = NULL
+    free(unexpected)
+
+
+# Discard a message that a matched probe took and that is not received.
+cdef void discard_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    cdef Peer *p = &m.peer[unexpected.source]
+    give_receipt_of(m, unexpected)
+    if p.unexpected == unexpected:
+        p.unexpected = NULL
+        discard_incoming(m, p)
+    free_unexpected(m, unexpected)
+
+
 cdef void deliver_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
     cdef Message *message = unexpected.wanted_by
     cdef Failure failure = failure_of(message)
     if failure == NO_FAILURE:
         memcpy(message.data, unexpected.data, unexpected.nbytes)
-    unlink_unexpected(m, unexpected)
-    free(unexpected)
+    free_unexpected(m, unexpected)
     end_receive(m, message, failure)
+
+
+cdef inline void set_envelope_of(Message *message, const UnexpectedMessage *unexpected) noexcept nogil:
+    set_envelope(message, unexpected.source, unexpected.tag, unexpected.kind, unexpected.nbytes)
+
+
+# A matched probe takes the message.
+cdef void take_unexpected(Matching *m, Message *probe, UnexpectedMessage *unexpected) noexcept nogil:
+    set_envelope_of(probe, unexpected)
+    unexpected.is_taken = True
+    unexpected.holder = &probe.taken
+    probe.taken = unexpected
+    complete(m, probe)
+
+
+# Begin to receive the message. A receive that outlives its call holds the message instead of the probe that took it.
+cdef void receive_unexpected(Matching *m, Message *message, UnexpectedMessage *unexpected) noexcept nogil:
+    set_envelope_of(message, unexpected)
+    message.state = MOVING
+    unexpected.wanted_by = message
+    give_receipt_of(m, unexpected)
+    if unexpected.holder != NULL and message.owner != NULL:
+        unexpected.holder[0] = NULL
+        unexpected.holder = NULL
+    if unexpected.whole:
+        deliver_unexpected(m, unexpected)
 
 
 # Match a new receive or probe with an unexpected message, else queue it.
 cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     cdef UnexpectedMessage *unexpected = m.first_unexpected
     while unexpected != NULL:
-        if unexpected.wanted_by == NULL and matches(message, unexpected.source, unexpected.tag):
-            set_envelope(message, unexpected.source, unexpected.tag, unexpected.kind, unexpected.nbytes)
-            if message.is_probe:
+        if (unexpected.wanted_by == NULL and not unexpected.is_taken
+                and matches(message, unexpected.source, unexpected.tag)):
+            if message.takes:
+                take_unexpected(m, message, unexpected)
+            elif message.is_probe:
+                set_envelope_of(message, unexpected)
                 complete(m, message)
-                return
-            message.state = MOVING
-            unexpected.wanted_by = message
-            if unexpected.whole:
-                deliver_unexpected(m, unexpected)
+            else:
+                receive_unexpected(m, message, unexpected)
             return
         unexpected = unexpected.next
     message.next = NULL
@@ -276,14 +354,14 @@ cdef void post_send(Matching *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
     message.out.head.tag = frame_tag(message)
     message.out.head.kind = message.kind
-    message.out.head.message_nbytes = message.nbytes
+    message.out.head.nbytes_and_receipt = message.nbytes | <uint64_t> message.receipt << RECEIPT_SHIFT
     message.out.data = message.data
     message.out.offset = 0
     message.next = NULL
     p.out.stream = m.g.far and message.nbytes >= m.g.tuning.far_stream_nbytes
     if p.first_send == NULL:
         if push(m, p, message) == SR_RING_WHOLE:
-            complete(m, message)
+            finish_send(m, p, message)
             return
         p.first_send = message
     else:
@@ -307,12 +385,72 @@ cdef bint step_sends(Matching *m) noexcept nogil:
                 moved = moved or message.out.offset != offset
                 break
             unlink_send(m, message)
-            complete(m, message)
+            finish_send(m, p, message)
             moved = True
     return moved
 
 
+# All bytes of the message are sent.
+cdef inline void finish_send(Matching *m, Peer *p, Message *message) noexcept nogil:
+    if message.receipt == 0:
+        complete(m, message)
+    elif not take_receipt(m, p, message):
+        message.state = UNMATCHED
+        message.next = p.first_unmatched
+        p.first_unmatched = message
+        m.nunmatched += 1
+
+
+# Complete the message if its receipt is there.
+cdef bint take_receipt(Matching *m, Peer *p, Message *message) noexcept nogil:
+    if not sr_receipt_take(p.receipts, message.receipt):
+        return False
+    sr_receipt_free_number(p.numbers_in_use, message.receipt)
+    complete(m, message)
+    return True
+
+
+# Complete the sends whose receipts have come.
+cdef bint step_receipts(Matching *m) noexcept nogil:
+    cdef bint moved = False
+    cdef Message **link
+    cdef Message *after
+    cdef Peer *p
+    cdef uint64_t count
+    cdef int rank
+    for rank in range(m.size):
+        p = &m.peer[rank]
+        if p.first_unmatched == NULL:
+            continue
+        count = sr_receipts_count(p.receipts)
+        if count == p.nreceipts:
+            continue
+        p.nreceipts = count   # before the bits are read: a bit that is set later changes the count again
+        link = &p.first_unmatched
+        while link[0] != NULL:
+            after = link[0].next
+            if take_receipt(m, p, link[0]):
+                link[0] = after
+                m.nunmatched -= 1
+                moved = True
+            else:
+                link = &link[0].next
+    return moved
+
+
 # ---- receiving -----------------------------------------------------------------------------------------------
+
+# Give a new unexpected message to the matched probe that waits for it. No receive waits for it: a receive would have
+# got the message from its ring.
+cdef void offer_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
+    cdef Message *at = m.first_receive
+    while at != NULL:
+        if at.takes and matches(at, unexpected.source, unexpected.tag):
+            unlink_receive(m, at)
+            take_unexpected(m, at, unexpected)
+            return
+        at = at.next
+
 
 # Link memory for the next message of unmatched_source's ring, and receive the message into it.
 cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
@@ -323,6 +461,7 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     else:
         m.last_unexpected.next = unexpected
     m.last_unexpected = unexpected
+    offer_unexpected(m, unexpected)
     if unexpected.whole:   # a message to itself
         return
     p.unexpected = unexpected
@@ -354,6 +493,8 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
         if is_awaited(m, source):
             return NEEDS_ROOM
         return BLOCKED
+    if head.receipt != 0:
+        give_receipt(m, source, head.receipt)
     p.receiving = True
     p.unexpected = NULL
     p.receiver = message
@@ -495,9 +636,9 @@ cdef int awaited_sides(Matching *m) noexcept nogil:
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiving:
             sides |= side_of(m, m.source[i])
-    if m.nsends > 0:
+    if m.nsends > 0 or m.nunmatched > 0:
         for i in range(m.size):
-            if m.peer[i].first_send != NULL:
+            if m.peer[i].first_send != NULL or m.peer[i].first_unmatched != NULL:
                 sides |= side_of(m, i)
     for i in range(m.channels.nchannels if m.channels != NULL else 0):
         if m.channels.channel[i].watched:   # its socket's send buffer is full
@@ -525,6 +666,8 @@ cdef int step_messages(Matching *m) noexcept nogil:
     if m.channels != NULL and step_channels(m):
         outcome = PROGRESSED
     if m.nsends > 0 and step_sends(m):
+        outcome = PROGRESSED
+    if m.nunmatched > 0 and step_receipts(m):
         outcome = PROGRESSED
     at = m.first_source
     for _turn in range(m.nsources):
@@ -771,4 +914,4 @@ cdef bint is_flowing(Matching *m) noexcept nogil:
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiving:
             return True
-    return m.nsends > 0
+    return m.nsends > 0 or m.nunmatched > 0

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.kernels cimport sr_copy_fn
 from .._core.segment cimport sr_flag
-from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_ring, sr_ring_end
+from .._core.spsc_ring cimport sr_incoming, sr_outgoing, sr_receipts, sr_ring, sr_ring_end
 
 
 cdef extern from "channel.h" nogil:
@@ -13,6 +13,7 @@ cdef extern from "channel.h" nogil:
         int rank, error
         sr_flag end, left, opened, confirmed
         bint watched
+        sr_receipts receipts
     cdef struct sr_channels:
         sr_flag aborted_by, nopened
         int news, waker, nchannels, reason_from
@@ -36,6 +37,7 @@ cdef extern from "channel.h" nogil:
     int sr_channel_push(sr_channels *, sr_channel *, sr_outgoing *)
     int sr_channel_pull(sr_channels *, sr_channel *)
     void sr_channel_withdraw(sr_channels *, sr_channel *)
+    void sr_channel_give_receipt(sr_channels *, sr_channel *, uint32_t number)
     void sr_channel_notify(sr_channels *, sr_channel *, int what, const void *body, uint32_t nbytes)
     uint64_t sr_channel_last_note(sr_channels *, sr_channel *, int what, void *note)
     void sr_channels_poll(sr_channels *)

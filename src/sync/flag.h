@@ -64,6 +64,12 @@ static inline void sr_flag_mark(sr_flag *flag, uint64_t bits, struct sr_event *e
         sr_event_signal(event);
 }
 
+/* Clear bits that another thread sets with sr_flag_mark. */
+static inline void sr_flag_unmark(sr_flag *flag, uint64_t bits)
+{
+    atomic_fetch_and_explicit(flag, ~bits, memory_order_acq_rel);
+}
+
 /* Spin for at most `pauses` pauses. Return whether the flag has reached the target. */
 static inline bool sr_flag_spin(const sr_flag *flag, uint64_t target, int pauses)
 {

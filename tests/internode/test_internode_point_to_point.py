@@ -15,6 +15,7 @@ from ranks import Died, Ranks, free_port, turns, when_there
 
 import shmring
 from shmring import ANY_SOURCE
+from tests.p2p import test_matching as matching
 from tests.p2p import test_message_failures as failures
 from tests.p2p import test_point_to_point as one_host
 from tests.p2p import test_transfers as transfers
@@ -144,6 +145,40 @@ def test_a_message_that_does_not_fit_is_an_error_and_only_it_is_lost(two_apart, 
 
 def test_a_wait_that_comes_too_early_harms_nothing(two_apart):
     assert all(two_apart(transfers.wait_too_briefly))
+
+
+@pytest.mark.parametrize("count", matching.LENGTHS)
+@pytest.mark.parametrize("case", [matching.match_late, matching.match_early, matching.drop_messages])
+def test_matched_sends_and_probes(two_apart, case, count):
+    two_apart(case, count)
+
+
+def test_each_matched_send_is_complete_for_itself(two_apart):
+    two_apart(matching.match_in_any_order, 100)
+
+
+def test_too_many_matched_sends_are_refused(world_over_hosts):
+    world_over_hosts(APART)(matching.send_too_many)
+
+
+@pytest.mark.parametrize("count", matching.LENGTHS)
+def test_a_matched_probe_takes_a_message(world_over_hosts, nodes, count):
+    world_over_hosts(nodes, SHMRING_MESSAGE_RING=TINY)(matching.take_messages, count)
+
+
+def test_receives_are_cancelled_until_they_match(two_apart):
+    two_apart(matching.cancel_receives)
+
+
+def test_a_receiver_may_close_after_the_match(world_over_hosts):
+    for _ in range(10):
+        world_over_hosts(APART)(matching.match_and_close)
+
+
+@pytest.mark.parametrize("how", ["dies", "closes"])
+def test_the_end_of_the_receiver_ends_a_matched_send(how):
+    with Ranks(2, nodes=APART) as ranks:
+        assert ranks.meet().outcomes(matching.end_without_a_match, how)[0] == 1
 
 
 def test_contexts_are_apart(world_over_hosts, nodes):

@@ -64,7 +64,8 @@ def run_program(comm, seed, count, dtype):
     for position, number, is_send in sorted(events):
         _, _, source, dest, tag, elements = plan[number]
         if is_send and source == comm.rank:
-            sends.append(comm.isend(contents(dtype, elements, number), dest, tag))
+            matched = dice.random() < 0.3
+            sends.append(comm.isend(contents(dtype, elements, number), dest, tag, matched=matched))
         elif not is_send and dest == comm.rank:
             receive_something(comm, model, position, dice, dtype, receives)
         if receives and dice.random() < 0.1:
@@ -81,7 +82,7 @@ def receive_something(comm, model, position, dice, dtype, receives):
     """One message, by a pattern that some message which has been sent matches."""
     _, _, source, _, tag, _ = dice.choice(model.sent_before(position))
     x = np.empty(700, dtype)
-    how = dice.choice(["irecv", "exact", "any tag", "any", "probe"])
+    how = dice.choice(["irecv", "exact", "any tag", "any", "probe", "mprobe"])
     if how == "irecv":
         receives.append((comm.irecv(x, source, tag), x, *model.take(source, tag)))
         return
@@ -90,6 +91,14 @@ def receive_something(comm, model, position, dice, dtype, receives):
         number, message = model.take(source, ANY_TAG)
         assert (found.tag, found.count) == (message[4], message[5])
         check(comm.recv(x, source, found.tag), x, number, message, dtype)
+        return
+    if how == "mprobe":
+        taken = comm.mprobe(source, tag)
+        number, message = model.take(source, tag)
+        if dice.random() < 0.5:
+            receives.append((taken.irecv(x), x, number, message))
+        else:
+            check(taken.recv(x), x, number, message, dtype)
         return
     pattern = {"exact": (source, tag), "any tag": (source, ANY_TAG), "any": (ANY_SOURCE, ANY_TAG)}[how]
     status = comm.recv(x, *pattern)

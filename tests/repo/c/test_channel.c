@@ -242,6 +242,38 @@ static void test_words(void)
     close_sides();
 }
 
+/* ---- receipts --------------------------------------------------------------------------------------------------- */
+
+/* Side 1 gives all receipts while the socket of side 0 takes nothing, so most of them are owed. */
+static void test_receipts(void)
+{
+    static uint64_t in_use[SR_RECEIPTS_WORDS];
+    uint32_t number, count = 0;
+    check_begin("receipts are owed while the socket is full, and all are given");
+    connect_ends();
+    open_sides(4096, 4096, 1, CHECK_FROM_ZERO);
+    while ((number = sr_receipt_new_number(in_use)) != 0) {
+        CHECK(number == ++count);
+        sr_channel_give_receipt(&side[1].channels, &side[1].channel, number);
+    }
+    CHECK(count == SR_RECEIPTS - 1 && side[1].channel.nowed > 0);
+    CHECK(sr_channel_has_unsent(&side[1].channels, &side[1].channel));
+    CHECK(sr_channel_is_delivering(&side[1].channels, &side[1].channel));
+    while (sr_receipts_count(&side[0].channel.receipts) < count) {
+        sr_channels_step(&side[0].channels);
+        sr_channels_step(&side[1].channels);
+    }
+    CHECK(side[1].channel.nowed == 0 && !sr_channel_has_unsent(&side[1].channels, &side[1].channel));
+    for (number = 1; number <= count; number++) {
+        CHECK(sr_receipt_take(&side[0].channel.receipts, number));
+        CHECK(!sr_receipt_take(&side[0].channel.receipts, number));
+        sr_receipt_free_number(in_use, number);
+    }
+    CHECK(!sr_receipt_take(&side[0].channel.receipts, 0));
+    CHECK(sr_receipt_new_number(in_use) == 1);
+    close_sides();
+}
+
 /* ---- the end ---------------------------------------------------------------------------------------------------- */
 
 static void test_sender_ends(void)
@@ -299,7 +331,7 @@ static struct sr_channel_head random_head(struct check_rank *dice)
     static const uint32_t lengths[] = {0, 1, 32, 33, 100, 300, 1919, 1920, 1921, 4096, 65536, 65537, 0xffffffffu};
     static const uint64_t wholes[] = {0, 1, 33, 100, 512, 4096, 4608, 5000, 1 << 20, 1ull << 62, ~0ull};
     struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC,
-                                   .what = (uint32_t)(check_random(dice) % 6),
+                                   .what = (uint32_t)(check_random(dice) % 10),
                                    .nbytes = lengths[check_random(dice) % 13],
                                    .flags = (uint32_t)(check_random(dice) % 5),
                                    .tag = (uint32_t)check_random(dice),
@@ -340,6 +372,7 @@ int main(void)
     test_both_ways("both ways, positions wrap", 8192, 4096, 1, CHECK_PAST_64_BITS);
     test_both_ways("both ways, long rings", RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
     test_words();
+    test_receipts();
     test_sender_ends();
     test_receiver_ends();
     test_whatever_comes();

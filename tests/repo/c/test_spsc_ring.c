@@ -219,7 +219,8 @@ static void test_wrong_sizes_are_damage(void)
 {
     static const struct sr_frame wrong[] = {
         {.message_nbytes = 1u << 30, .nbytes = 1u << 30, .flags = 3}, /* beyond the ring */
-        {.message_nbytes = UINT64_MAX, .nbytes = UINT32_MAX, .flags = 1},
+        {.message_nbytes = (1ull << 48) - 1, .nbytes = UINT32_MAX, .flags = 1},
+        {.message_nbytes = 8, .nbytes = 8, .flags = 3, .receipt = SR_RECEIPTS}, /* beyond the receipts */
         {.message_nbytes = 8, .nbytes = 9, .flags = 3},               /* a piece larger than its message */
         {.message_nbytes = 64, .nbytes = 8, .flags = 3},              /* marked as the last piece, but is not all */
         {.message_nbytes = 8, .nbytes = 8, .flags = 1},               /* is all, but not marked as the last piece */
@@ -237,7 +238,7 @@ static void test_wrong_sizes_are_damage(void)
         open_end(&consumer, SR_PRODUCER);
         frame = sr_ring_frame_at(&producer, producer.position);
         sr_ring_put(&producer, &(struct sr_frame){.nbytes = 0}, NULL);
-        frame->message_nbytes = wrong[i].message_nbytes;
+        frame->nbytes_and_receipt = wrong[i].nbytes_and_receipt;
         frame->nbytes = wrong[i].nbytes;
         frame->flags = wrong[i].flags;
         CHECK(sr_ring_pull(&consumer, &message) == SR_RING_DAMAGED);
