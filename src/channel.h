@@ -1,8 +1,8 @@
 /* Channels between ranks of different hosts: one stream socket for each pair of ranks carries pieces of messages, the
  * credit and receipts for them, and notifications, all as frames. A piece that arrives goes into a ring in private
- * memory, which the receiver reads like the ring of a local rank (spsc_ring.h), or straight into the array of the message
- * that is being received. A sender puts no more on the socket than the receiver's ring has room for. So every thread that
- * polls can empty the socket, and no notification waits long behind a message.
+ * memory, which the receiver reads like the ring of a local rank (spsc_ring.h), or straight into the array of the
+ * message that is being received. A sender puts no more on the socket than the receiver's ring has room for. So every
+ * thread that polls can empty the socket, and no notification waits long behind a message.
  *
  * This file owns no descriptor: its user passes connected, non-blocking sockets and an epoll descriptor. Nothing here
  * waits but for the lock. Any thread may call the functions below; one thread at a time, the *reader*, reads the rings.
@@ -196,9 +196,9 @@ void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, 
 bool sr_channel_has_unsent(struct sr_channels *channels, struct sr_channel *channel);
 
 /* Try to send what is left over. Return whether some byte of the whole messages, receipts or the last view has not
-   reached the other end's kernel. While this is true the descriptor must stay open: a closed socket answers bytes that arrive,
-   such as credit, with a reset, and loses its unsent bytes. The receiver can read what has reached its kernel, even
-   after a reset. */
+   reached the other end's kernel. While this is true the descriptor must stay open: a closed socket answers bytes that
+   arrive, such as credit, with a reset, and loses its unsent bytes. The receiver can read what has reached its
+   kernel, even after a reset. */
 bool sr_channel_is_delivering(struct sr_channels *channels, struct sr_channel *channel);
 
 /* Stop reading and sending, before the descriptors are closed. */
