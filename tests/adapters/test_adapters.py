@@ -171,6 +171,7 @@ DASK = """
     """
 
 
+@pytest.mark.slow
 @needs("distributed")
 def test_dask(tmp_path):
     assert_well(start(sys.executable, write_script(tmp_path, DASK.replace("PORT", str(free_port())))))

@@ -168,6 +168,7 @@ def run_peers(*arguments, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_tiny_run_of_shmring_alone(tmp_path):
     result = run_peers("--sizes", "8,64K", "--json", str(tmp_path / "result.json"), folder=tmp_path)
@@ -194,6 +195,7 @@ def test_a_tiny_run_of_shmring_alone(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_contestant_that_cannot_start_is_left_out_and_reported(tmp_path):
     (tmp_path / "intel" / "bin").mkdir(parents=True)
@@ -207,6 +209,7 @@ def test_a_contestant_that_cannot_start_is_left_out_and_reported(tmp_path):
     assert "no such fabric" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_pyperf_keeps_what_a_figure_depends_on(tmp_path):
     pytest.importorskip("pyperf")
@@ -236,6 +239,7 @@ def test_fusion_is_measured_beside_separate_calls():
     assert result.stdout.count("3 arrays of 8 B") == 2  # packed, and views of one array
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_every_algorithm_is_measured_and_the_fastest_is_charted(tmp_path):
     few = ["--ranks", "2", "--sizes", "8,64K", "--rounds", "1", "--sample-s", "0.001"]
@@ -254,6 +258,7 @@ def test_every_algorithm_is_measured_and_the_fastest_is_charted(tmp_path):
     assert "--plot" not in command or (tmp_path / "chart.png").read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.slow
 def test_ways_are_timed_in_turn_by_the_slowest_rank(tmp_path):
     program = tmp_path / "ways.py"
     program.write_text(

@@ -15,6 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 SMALL = ("--sizes", "8:32K", "--rounds", "1", "--sample-s", "1e-4")
 
 
+@pytest.mark.slow
 def test_priorities_are_measured(tmp_path):
     small = "--layers=4K,64K", "--compute-ms=0.2", "--behind=9M", "--iterations=2", "--rounds=2"
     program = BENCH / "engine" / "bench_priority.py", *small, f"--json={tmp_path / 'found'}"
@@ -54,6 +55,7 @@ def test_the_model_of_one_rank_says_how_to_start_more():
     assert done.stderr == "bench_model.py measures between ranks: shmrun -n 2 bench/engine/bench_model.py\n"
 
 
+@pytest.mark.slow
 def test_over_hosts_the_model_is_of_the_wire(tmp_path):
     path = tmp_path / "model.json"
     program = [str(BENCH / "engine" / "bench_model.py"), *SMALL, "--algorithms", "auto", "--json", str(path)]

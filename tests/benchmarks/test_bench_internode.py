@@ -174,6 +174,7 @@ def test_a_narrow_wire_may_be_off_by_less_than_a_step():
     assert wrong("private", 0.001) == len(sums)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_tiny_run_of_bare_sockets(hosts, tmp_path):
     hosts(1)  # or skip

@@ -48,6 +48,7 @@ def test_compression_is_measured_beside_all_reduce(tmp_path):
     assert reported["ways"]["PowerSGD rank 2"]["s"] > 0
 
 
+@pytest.mark.slow
 def test_sparse_is_measured_by_density(tmp_path):
     few = ["--sizes", "4K,64K", "--densities", "0,0.5,1", "--rounds", 1, "--sample-s", 0.001]
     done = shmrun(2, BENCH / "methods" / "bench_sparse.py", *few, "--json", tmp_path / "found.json")
@@ -68,6 +69,7 @@ def test_the_break_even_is_between_the_densities_beside_it():
     assert break_even(densities, [1.0, 1.0, 1.0], [3.0] * 3) == 1.0
 
 
+@pytest.mark.slow
 def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
     few = ("--sizes", "4K,40", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
     done = shmrun(2, BENCH / "methods" / "bench_server.py", *few)
@@ -81,6 +83,7 @@ def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
     assert done.stdout.count("| 2 servers |") == 2
 
 
+@pytest.mark.slow
 def test_reducers_of_two_hosts_are_measured(tmp_path):
     """On two hosts by name, of one worker or reducer each."""
     few = ("--sizes", "4K,64K", "--rounds", 2, "--sample-s", 0.01, "--json", tmp_path / "found.json")
@@ -110,6 +113,7 @@ def test_reducers_of_two_hosts_are_measured(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_over_hosts_the_benchmark_has_them_beside_auto(tmp_path):
     few = ("--sizes", "4K", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
     meet = ("--nnodes", 2, "--rdzv", f"127.0.0.1:{free_port()}", "-n", 1, "--no-prefix")
@@ -131,6 +135,7 @@ def test_over_hosts_the_benchmark_has_them_beside_auto(tmp_path):
     assert set(row["us"]) == {"auto", *ALGORITHMS}
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_frameworks_runs_with_those_that_are_there(tmp_path):
     few = ("--sizes", "4,4K", "--rounds", 1, "--json", tmp_path / "found.json")
     ranks = (sys.executable, "-m", "shmring.run", "--no-prefix", "-n", 2)

@@ -17,6 +17,7 @@ def shmrun(nprocs, *command):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_sharded_step_is_measured_beside_a_plain_one(tmp_path):
     path = str(tmp_path / "rows.json")
@@ -29,6 +30,7 @@ def test_a_sharded_step_is_measured_beside_a_plain_one(tmp_path):
     assert rows["plain"]["to_plain"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_sample_is_timed_by_how_often_ranks_synchronise(tmp_path):
     path = str(tmp_path / "rows.json")

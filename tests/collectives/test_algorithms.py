@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from cases import all_reduced, assert_all_reduced, inputs
+from combinations import each_value
 
 from shmring._core import segment_format
 
@@ -152,8 +153,7 @@ def reduce_values(comm, row):
     return x.tobytes()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8])
-@pytest.mark.parametrize("algorithm", OWN_ORDER)
+@each_value({"algorithm": OWN_ORDER, "size": [2, 3, 4, 5, 7, 8]})
 def test_each_algorithm_folds_and_rounds_in_its_own_order(world_of, size, algorithm):
     ranks = world_of(size, SHMRING_CHUNK=256, SHMRING_DEPTH=2)
     for dtype in ("float16", "bfloat16", "float8_e4m3fn", "float32", "complex128"):

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_pair
 from leftovers import until_none
 from ranks import Died, Ranks, turns, until_there
 
@@ -111,9 +112,7 @@ def differing(comm, way, counts):
     ]
 
 
-@pytest.mark.parametrize("environ", [{}, TINY], ids=["", "tiny-chunks"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@each_pair({"size": [1, 2, 3, 8], "way": WAYS, "environ": [{}, TINY]})
 def test_every_call_has_the_result_that_it_has_in_the_foreground(world_of, size, way, environ):
     counts = COUNTS if size < 8 and not environ else COUNTS[:-1]
     assert world_of(size, **environ)(differing, way, counts) == [[]] * size

@@ -11,10 +11,10 @@ from cases import (
     count_of,
     environment,
     inputs,
-    pairwise,
     root_of,
     same_bytes,
 )
+from combinations import pairwise
 
 RANKS = (1, 2, 3, 5, 8)
 FACTORS = {

@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 from cases import assert_same
+from combinations import each_value
 from ranks import Ranks, turns, when_there
 
 import shmring
@@ -107,9 +108,13 @@ def repeat(comm, kind, root, path_when_running):
         getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=2)
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2, SIZE - 1])  # 1 is the root
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-@pytest.mark.parametrize("kind", KINDS)
+@each_value(
+    {
+        "kind": KINDS,
+        "how": [signal.SIGSTOP, signal.SIGKILL],
+        "victim": [0, 1, 2, SIZE - 1],  # 1 is the root
+    }
+)
 def test_all_name_the_rank_that_keeps_them(tmp_path, kind, how, victim):
     with Ranks(SIZE) as ranks:
         ranks.meet()(share_a_cpu)

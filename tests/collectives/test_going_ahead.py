@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_pair
 
 import shmring
 from tests.collectives.test_errors import assert_all
@@ -71,10 +72,14 @@ def repeat(comm, kind, count, root, memory, dawdles):
     return wrong
 
 
-@pytest.mark.parametrize("environ", [{}, {"SHMRING_CHUNK": 512, "SHMRING_FIRST_SEQ": (1 << 64) - 20}])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [2, 3, 8])
-@pytest.mark.parametrize("memory", ["private", "shared", "mixed"])
+@each_pair(
+    {
+        "memory": ["private", "shared", "mixed"],
+        "size": [2, 3, 8],
+        "kind": KINDS,
+        "environ": [{}, {"SHMRING_CHUNK": 512, "SHMRING_FIRST_SEQ": (1 << 64) - 20}],
+    }
+)
 def test_repeated_calls(world_of, memory, size, kind, environ):
     ranks = world_of(size, **environ)
     for count in COUNTS:
@@ -129,9 +134,7 @@ def differ_in_the_middle(comm, how, middle):
         comm.barrier()
 
 
-@pytest.mark.parametrize("middle", [SOON, LATE])
-@pytest.mark.parametrize("how", ["root", "size", "kind", "refused"])
-@pytest.mark.parametrize("size", [3, 8])
+@each_pair({"size": [3, 8], "how": ["root", "size", "kind", "refused"], "middle": [SOON, LATE]})
 def test_calls_that_differ_are_noticed(world_of, size, how, middle):
     for error in assert_all(world_of(size).outcomes(differ_in_the_middle, how, middle), shmring.Mismatch):
         assert error.calls[2] != error.calls[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import each_value
 from leftovers import until_none
 from ranks import Died, Ranks
 from snapshots import until_given_up
@@ -442,8 +443,7 @@ def dawdle_where(comm, victim, where):
     comm.split(comm.rank % 2, timeout=0.8 if needs_it else None).close()
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("where", STEPS)
+@each_value({"where": STEPS, "victim": [0, 1, 2]})
 def test_a_rank_that_is_late_at_each_step_of_a_split(world_of, victim, where):
     outcomes = world_of(4).outcomes(dawdle_where, victim, where)
     assert isinstance(outcomes[victim], shmring.Error)

@@ -5,6 +5,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from combinations import each_value
 
 import shmring
 from tests.collectives.test_errors import ones
@@ -102,8 +103,7 @@ def assert_limit_named(pairs, by_rank, *, is_near):
             assert seq in (1, 2, 3), (pair, text)  # not 1: a rank that did not wait in its own call
 
 
-@pytest.mark.parametrize("odd_one", [0, SIZE - 1])
-@pytest.mark.parametrize("way", ["foreground", "background"])
+@each_value({"way": ["foreground", "background"], "odd_one": [0, SIZE - 1]})
 def test_every_two_collectives_are_a_mismatch(world_of, way, odd_one):
     by_rank = world_of(SIZE)(each_in_a_group_of_its_own, PAIRS, odd_one, way)
     assert_limit_named(PAIRS, by_rank, is_near=True)
@@ -124,8 +124,7 @@ FEW = [pair for number, pair in enumerate(PAIRS) if number % 18 == 4]
 STUCK = [("broadcast", "reduce"), ("reduce", "scatter"), ("broadcast_object", "gather")]
 
 
-@pytest.mark.parametrize("way", ["foreground", "background"])
-@pytest.mark.parametrize("layout", ["1+1", "2+1"])
+@each_value({"layout": ["1+1", "2+1"], "way": ["foreground", "background"]})
 def test_every_two_collectives_are_a_mismatch_over_hosts(world_over_hosts, layout, way):
     nodes = {"1+1": [0, 1], "2+1": [0, 0, 1]}[layout]
     by_rank = world_over_hosts(nodes)(each_in_a_group_of_its_own, FEW, len(nodes) - 1, way)

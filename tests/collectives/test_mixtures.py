@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from combinations import each_value, first
 from ranks import Ranks
 
 from shmring._engine import state
@@ -15,6 +16,7 @@ from tests.collectives.test_collectives import FOLDING, IN_PLACE, MOVING, argume
 KINDS = ("all_reduce", *FOLDING, *MOVING)
 PRIORITISED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather")
 TURNS, STEPS = 10, 60
+PARTS = 3  # of the seeds
 # Probability that a step repeats the previous one: in long repetitions some ranks run ahead.
 AGAIN = (0.5, 0.97)
 
@@ -154,20 +156,22 @@ def mix(comm, seed, makes):
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize(
-    "environ", [{}, {"SHMRING_PATH": "far", "SHMRING_CHUNK": 256, "SHMRING_MESSAGE_RING": 512}]
+@pytest.mark.parametrize("part", first(1, range(PARTS)))
+@each_value(
+    {
+        "size": [2, 3, 4, 8],
+        "environ": [{}, {"SHMRING_PATH": "far", "SHMRING_CHUNK": 256, "SHMRING_MESSAGE_RING": 512}],
+    }
 )
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_any_mixture_of_calls(world_of, size, environ):
+def test_any_mixture_of_calls(world_of, size, environ, part):
     ranks = world_of(size, **environ)
-    for seed in range(24 // size):
+    for seed in range(part, 24 // size, PARTS):
         assert ranks(mix, seed, ON_ONE_HOST) == [[]] * size
 
 
 @pytest.mark.limit(120)
+@pytest.mark.parametrize("seed", first(1, range(3)))
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1], [0, 0, 1, 2, 2]])
-def test_any_mixture_of_calls_over_hosts(nodes):
+def test_any_mixture_of_calls_over_hosts(nodes, seed):
     with Ranks(len(nodes), nodes=nodes) as ranks:
-        ranks.meet()
-        for seed in range(3):
-            assert ranks(mix, seed, OVER_HOSTS) == [[]] * len(nodes)
+        assert ranks.meet()(mix, seed, OVER_HOSTS) == [[]] * len(nodes)

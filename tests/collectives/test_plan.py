@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 from cases import Placed, all_reduced, inputs
+from combinations import each_pair
 
 import shmring
 
@@ -44,9 +45,7 @@ def plans_and_calls(comm, row):
     return comm.stats()["path"]
 
 
-@pytest.mark.parametrize("chunk", [None, 256])
-@pytest.mark.parametrize("memory", ["private", "shared", "mixed"])
-@pytest.mark.parametrize("out", [False, True])
+@each_pair({"memory": ["private", "shared", "mixed"], "out": [False, True], "chunk": [None, 256]})
 def test_a_plan_does_what_the_call_does(world_of, memory, out, chunk):
     ranks = world_of(3, **({"SHMRING_CHUNK": chunk, "SHMRING_DEPTH": 2} if chunk else {}))
     for dtype, op, algorithm in KINDS:

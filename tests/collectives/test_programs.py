@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+from combinations import first
 from programs import run_program, seeds_of
 
 SETTINGS = (
@@ -15,17 +16,19 @@ SETTINGS = (
     {"SHMRING_SEGMENT": "posix", "SHMRING_FIRST_SEQ": (1 << 64) - 40},  # every counter wraps
 )
 PROGRAMS = {1: 5, 2: 16, 3: 12, 4: 10, 8: 3}  # for each of the settings, by ranks
+PARTS = 3  # of the programs
 SOAK_S = 900
 
 
 @pytest.mark.limit(400)
+@pytest.mark.parametrize("part", first(1, range(PARTS)))
 @pytest.mark.parametrize(
     "environ", SETTINGS, ids=["", "small-chunks", "tiny-far-chunks", "single-copy", "posix-wrap"]
 )
 @pytest.mark.parametrize("size", PROGRAMS)
-def test_random_programs(world_of, size, environ):
+def test_random_programs(world_of, size, environ, part):
     ranks = world_of(size, **environ)
-    for seed in seeds_of((size, sorted(environ)), PROGRAMS[size]):
+    for seed in seeds_of((size, sorted(environ)), PROGRAMS[size])[part::PARTS]:
         ranks(run_program, seed)
 
 
@@ -33,12 +36,12 @@ def test_random_programs(world_of, size, environ):
 @pytest.mark.limit(2 * SOAK_S)
 def test_random_programs_for_long(world_of, capsys):
     until = time.monotonic() + SOAK_S
-    for first in itertools.count(random.SystemRandom().randrange(1 << 31), 20):
+    for begin in itertools.count(random.SystemRandom().randrange(1 << 31), 20):
         if time.monotonic() > until:
             break
         size, environ = random.choice((2, 3, 4, 5, 8)), random.choice(SETTINGS)
         with capsys.disabled():
-            print(f"\nprograms {first} to {first + 19} of {size} ranks, {environ}", end="", flush=True)
+            print(f"\nprograms {begin} to {begin + 19} of {size} ranks, {environ}", end="", flush=True)
         ranks = world_of(size, **environ)
-        for seed in range(first, first + 20):
+        for seed in range(begin, begin + 20):
             ranks(run_program, seed)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import each_value, first
 from ranks import Died, Ranks, turns, when_there
 
 import shmring
@@ -180,8 +181,7 @@ def reduced_in_rank_order(comm, dtype, count, in_place):
     return (out == want).all(), comm.stats()["path"]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-@pytest.mark.parametrize("count", [20_001, (1 << 20) + 7, (17 << 18) + 1])
+@each_value({"count": [20_001, (1 << 20) + 7, (17 << 18) + 1], "size": [5, 3, 2]})
 def test_large_ones_are_reduced_in_rank_order(world_of, size, count):
     skip_unless_allowed(world_of)
     ranks = world_of(size, **FROM_64_BYTES)
@@ -275,7 +275,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
             assert error.rank == victim
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(2, reversed(KINDS)))
 def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, kind):
     with Ranks(3) as ranks:
         ranks.meet(timeout_s=1.5, **FROM_64_BYTES)

@@ -47,6 +47,7 @@ def test_two_ranks_train_what_one_would():
     assert "training: 100%" in done.stderr
 
 
+@pytest.mark.slow
 def test_uneven_shards_train_what_one_would():
     # 3 ranks share batches of 50; the last one of an epoch has 37.
     assert_trained(shmrun(3, DIGITS, "--batch", "50", "--hidden", "32"))

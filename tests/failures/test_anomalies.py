@@ -1,6 +1,6 @@
 """After an exception within a call, either the call has not begun or all ranks raise the same error.
 
-A bounded part runs here, the rest by `pytest -m soak`.
+A plain run has a few steps, `pytest -m slow` a bounded part, `pytest -m soak` the rest.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from anomalies import (
     judge,
 )
 from anomaly_calls import CASES
+from combinations import first
 from injections import KINDS, Broken, Interrupt, Terminate, injection_of
 
 # ---- the injections themselves -----------------------------------------------------------------------------
@@ -129,6 +130,15 @@ def test_a_descriptor_that_is_left_by_a_failing_system_call_is_a_failure():
 
 ONE_HOST, OTHER_RANK, THREE, ACROSS, ACROSS_THREE = WORLDS[0], WORLDS[1], WORLDS[2], WORLDS[4], WORLDS[5]
 # (world, kind, cases, every so manieth n)
+FEW = (  # of each kind, and over hosts: for a plain run
+    (ONE_HOST, "point", ("broadcast_object",), 5),
+    (ONE_HOST, "point", ("split", "all_reduce_first"), 301),
+    (ONE_HOST, "signal", ("all_reduce_late", "message_large"), 1),
+    (ONE_HOST, "memory", ("message_object", "all_reduce_many"), 149),
+    (OTHER_RANK, "system", ("empty", "dup"), 5),
+    (OTHER_RANK, "point", ("close", "shrink"), 401),
+    (ACROSS, "point", ("broadcast_object", "split"), 301),
+)
 BOUNDED = (
     (ONE_HOST, "point", ("broadcast_object", "all_gather_object", "fence"), 1),
     (ONE_HOST, "point", ("empty", "split", "all_reduce_first", "message_first", "adopt", "shared"), 41),
@@ -153,7 +163,9 @@ def assert_no_failures(found, where):
 
 @pytest.mark.limit(300)
 @pytest.mark.parametrize(
-    ("world", "kind", "names", "stride"), BOUNDED, ids=lambda value: str(value).replace(" ", "_")[:40]
+    ("world", "kind", "names", "stride"),
+    first(len(FEW), FEW + BOUNDED),
+    ids=lambda value: str(value).replace(" ", "_")[:40],
 )
 def test_a_call_that_raises_has_not_begun_or_ends_the_communicator(world, kind, names, stride):
     if kind == "memory":
@@ -168,7 +180,7 @@ def test_a_call_that_raises_has_not_begun_or_ends_the_communicator(world, kind, 
 @pytest.mark.limit(300)
 @pytest.mark.parametrize(
     ("name", "kind", "n"),
-    [("empty", "point", 30), ("broadcast_object", "point", 27), ("all_reduce_late", "signal", 2)],
+    first(1, [("broadcast_object", "point", 27), ("empty", "point", 30), ("all_reduce_late", "signal", 2)]),
 )
 def test_a_second_exception_changes_nothing(name, kind, n):
     with Campaign(ONE_HOST) as campaign:
@@ -185,6 +197,7 @@ def npoints(campaign, name):
     return n
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_the_end_of_shrink_is_reported():
     """The others already have the new communicator; they learn at once that this rank has left it."""
     with Campaign(OTHER_RANK) as campaign:
@@ -194,6 +207,7 @@ def test_an_interrupt_at_the_end_of_shrink_is_reported():
         assert_no_failures(found, "the end of shrink")
 
 
+@pytest.mark.slow
 def test_every_case_passes_without_an_injection():
     with Campaign(ONE_HOST) as campaign:
         for name in CASES:

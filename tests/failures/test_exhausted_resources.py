@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import Died, Ranks, free_port
 
 import shmring
@@ -109,8 +110,7 @@ def test_descriptors_that_run_out_while_a_group_over_hosts_begins(concerned):
     raise AssertionError("still not enough")
 
 
-@pytest.mark.parametrize("concerned", [0, 1])
-@pytest.mark.parametrize("across", [False, True])
+@each_value({"across": [False, True], "concerned": [0, 1]})
 def test_descriptors_that_run_out_while_ranks_meet(concerned, across):
     with Ranks(2) as ranks:
         ranks.meet()

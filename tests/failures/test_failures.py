@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_value, first
 from ranks import Died, Ranks, turns, until_there, when_there
 from snapshots import own_flight, place_once_it_waits, until_given_up
 
@@ -36,8 +37,7 @@ def miss(comm, call, absent):
         comm.all_reduce(array_for(comm, call), timeout=1.2)
 
 
-@pytest.mark.parametrize("call", ["barrier", "tiny", "small", "large"])
-@pytest.mark.parametrize("absent", [0, 2])
+@each_value({"absent": [0, 2], "call": ["barrier", "tiny", "small", "large"]})
 def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_of, call, absent):
     for error in assert_all(world_of(3).outcomes(miss, call, absent), shmring.Timeout):
         assert isinstance(error, TimeoutError)
@@ -60,7 +60,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "algorithm"), CALLS)
+@pytest.mark.parametrize(("path", "algorithm"), first(len(PATHS), CALLS))
 def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, path, algorithm):
     with Ranks(3) as ranks:
         ranks.meet()
@@ -74,8 +74,7 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
         assert errors[0].rank == 1
 
 
-@pytest.mark.parametrize("victim", [0, 2, 4])
-@pytest.mark.parametrize("algorithm", ["bidirectional_ring", "halving_doubling", "double_tree"])
+@each_value({"algorithm": ["bidirectional_ring", "halving_doubling", "double_tree"], "victim": [0, 2, 4]})
 def test_of_ranks_that_wait_for_each_other_the_stopped_one_is_named(tmp_path, algorithm, victim):
     with Ranks(5) as ranks:
         ranks.meet()

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_value
 from mismatch_programs import LAYOUTS, SETTINGS, run_odd_program
 from ranks import Died, Ranks, until_there
 
@@ -33,11 +34,11 @@ def assert_limit_named(layout, seeds, **environ):
             assert not wrong, "\n".join((layout, *wrong))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_odd_rank_is_a_mismatch_on_all(layout):
-    for number, environ in enumerate(SETTINGS):
-        first = PROGRAMS * sorted(LAYOUTS).index(layout)
-        assert_limit_named(layout, range(first + number, first + PROGRAMS, len(SETTINGS)), **environ)
+@each_value({"layout": LAYOUTS, "number": range(len(SETTINGS))})
+def test_an_odd_rank_is_a_mismatch_on_all(layout, number):
+    begin = PROGRAMS * sorted(LAYOUTS).index(layout)
+    seeds = range(begin + number, begin + PROGRAMS, len(SETTINGS))
+    assert_limit_named(layout, seeds, **SETTINGS[number])
 
 
 @pytest.mark.soak
@@ -208,8 +209,7 @@ def be_the_last_to_come(comm, kind, count):
     return found
 
 
-@pytest.mark.parametrize("count", [1, 3000, 600_000])
-@pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 1, 2]])
+@each_value({"nodes": [[0, 1], [0, 1, 1, 2]], "count": [1, 3000, 600_000]})
 def test_a_rank_may_leave_after_its_last_call_before_others_come(world_over_hosts, nodes, count):
     size = len(nodes)
     given = [rank + 1.0 for rank in range(size)]

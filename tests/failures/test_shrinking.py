@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import each_value, first
 from ranks import Died, Ranks, interrupted, turns, until_there, when_there
 
 import shmring
@@ -130,8 +131,7 @@ def state_in(path):
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("nodes", [None, [0, 1, 0, 1, 0], [0, 0, 1, 1, 2]], ids=str)
-@pytest.mark.parametrize("seed", range(4))
+@each_value({"nodes": [None, [0, 1, 0, 1, 0], [0, 0, 1, 1, 2]], "seed": range(4)})
 def test_deaths_while_those_that_are_left_find_each_other(tmp_path, nodes, seed):
     chance = random.Random(seed)
     victims = chance.sample(range(5), 3)
@@ -293,7 +293,7 @@ def come_late(comm, path):
     return left.parent_ranks
 
 
-@pytest.mark.parametrize("nodes", WORLDS[:2], ids=str)
+@pytest.mark.parametrize("nodes", first(1, WORLDS[:2]), ids=str)
 def test_a_rank_that_comes_too_late_is_left_behind(tmp_path, nodes):
     with world(nodes) as ranks:
         assert ranks.meet()(come_late, tmp_path / "gone on") == [(0, 2), (1, "left behind"), (0, 2)]
@@ -391,6 +391,7 @@ def go_on_until_alone(comm, path_when_running):
         return left.parent_ranks, left.num_nodes
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_each_side_of_a_cut_link_goes_on(tmp_path, world_over):
     ranks = world_over([0, 0, 1, 1], timeout_s=4)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import first
 from ranks import Ranks, free_port, until_stopped, until_there
 
 import shmring
@@ -89,10 +90,10 @@ def beside_a_busy_thread(comm, come):
         thread.join()
 
 
-WHERE = [in_a_call, in_the_background, in_a_message, in_a_lock, beside_a_busy_thread]
+WHERE = [in_the_background, beside_a_busy_thread, in_a_lock, in_a_call, in_a_message]
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", first(2, WHERE))
 def test_all_stopped_for_longer_than_the_timeout_go_on(tmp_path, where):
     with Ranks(2) as ranks:
         ranks.meet(timeout_s=TIMEOUT_S)
@@ -153,6 +154,7 @@ def joins(comm, come, world):
         return other.all_gather_object(other.rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", [None, "127.0.0.1"])
 def test_while_ranks_join(tmp_path, address):
     where = address and f"{address}:{free_port()}"
@@ -178,6 +180,7 @@ def shrinks(comm, come):
         return smaller.size
 
 
+@pytest.mark.slow
 def test_while_ranks_shrink(tmp_path):
     with Ranks(3) as ranks:
         ranks.meet(timeout_s=TIMEOUT_S)
@@ -194,6 +197,7 @@ def spawns(pipe, come):
     pipe.send(shmring.spawn(in_a_call, args=(come,), nprocs=2, timeout=2 * TIMEOUT_S))
 
 
+@pytest.mark.slow
 def test_spawn_too(tmp_path):
     """The launcher is stopped with its ranks, as Ctrl-Z does it."""
     ours, theirs = FORK.Pipe()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import Ranks, until_there
 from snapshots import place_once_it_waits
 
@@ -53,8 +54,7 @@ def wait_for_one(comm, call, seconds):
     return time.process_time() - before, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("call", ["barrier", "small", "large", "shared"])
-@pytest.mark.parametrize("size", [2, 4])
+@each_value({"size": [2, 4], "call": ["barrier", "small", "large", "shared"]})
 def test_an_idle_rank_costs_no_cpu(world_of, size, call):
     for used_s, waited_s in world_of(size)(wait_for_one, call, 1.5)[1:]:
         assert waited_s > 0.8
@@ -167,6 +167,7 @@ def ignore_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@pytest.mark.slow
 def test_ctrl_c_can_be_tested_where_it_is_ignored():
     """Run with SIGINT ignored, as in the background of a script."""
     tests = (

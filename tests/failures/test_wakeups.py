@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_value
 from programs import run_program, seeds_of
 from ranks import Died, Ranks
 
@@ -45,8 +46,7 @@ def sleepers(monkeypatch):
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("chunk", [None, 256])
-@pytest.mark.parametrize("layout", ["2", "3", "5", "2+1"])
+@each_value({"layout": ["2", "3", "5", "2+1"], "chunk": [None, 256]})
 def test_programs_of_collectives(sleepers, layout, chunk):
     ranks = sleepers(LAYOUTS[layout], **({"SHMRING_CHUNK": chunk, "SHMRING_DEPTH": 3} if chunk else {}))
     for seed in seeds_of((layout, chunk), 4):
@@ -111,8 +111,7 @@ def end_after_a_while(comm, wait, how):
     return "returned"
 
 
-@pytest.mark.parametrize("how", [die, give_up])
-@pytest.mark.parametrize("wait", WAITS)
+@each_value({"wait": WAITS, "how": [die, give_up]})
 def test_an_end_wakes_all(sleepers, wait, how):
     if how is die and LINUX < (5, 16):
         pytest.skip("the death of a rank wakes others from Linux 5.16 on")

@@ -10,6 +10,7 @@ import struct
 import time
 
 import pytest
+from combinations import each_value, first
 from ranks import Died, turns, when_there
 
 import shmring
@@ -56,8 +57,7 @@ def reset_all(comm, victim, ends):
     comm.all_reduce(ones(60_000))
 
 
-@pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize(("layout", "victim"), [("1+1", 1), ("2+2", 0), ("2+1+3", 2)])
+@each_value({"layout, victim": [("1+1", 1), ("2+2", 0), ("2+1+3", 2)], "ends": [False, True]})
 def test_connections_that_are_reset_are_a_failure_on_all_sides(layout, victim, ends):
     with across(layout) as ranks:
         outcomes = ranks.meet().outcomes(reset_all, victim, ends)
@@ -75,12 +75,12 @@ def call_until(comm, call, path_when_running):
 CUT_TIMEOUT_S = 4  # of meeting, too: a lost packet is sent again after a second
 
 
-CUT = [("1+1", "small"), ("1+1", "background"), ("2+2", "small"), ("2+2", "large"), ("2+1+3", "small")]
-CUT += [("2+1+3", "large"), ("2+1+3", "moved")]
+CUT = [("1+1", "background"), ("2+2", "large"), ("2+1+3", "moved")]
+CUT += [("1+1", "small"), ("2+2", "small"), ("2+1+3", "small"), ("2+1+3", "large")]
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize(("layout", "call"), CUT)
+@pytest.mark.parametrize(("layout", "call"), first(3, CUT))
 def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call):
     nodes = LAYOUTS[layout]
     last = max(nodes)
@@ -99,8 +99,7 @@ def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call)
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("pulled", [False, True])
-@pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
+@each_value({"layout": ["1+1", "2+2", "2+1+3"], "pulled": [False, True]})
 def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout, pulled):
     """Kill a host; pulled: with its link down, so no peer is notified, and its connections stay half-open."""
     nodes = LAYOUTS[layout]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import Died, Ranks
 
 import shmring
@@ -49,9 +50,11 @@ def send_and_close(comm, nbytes, late_s, how="send"):
     return caught.value.rank
 
 
-@pytest.mark.parametrize("late_s", [0, 0.1, LATE_S])
-@pytest.mark.parametrize(
-    ("nodes", "nbytes"), [(APART, 1000), (APART, 60_000), (APART, MUCH_NBYTES), (MANY_RANKS, 200_000)]
+@each_value(
+    {
+        "nodes, nbytes": [(APART, 1000), (APART, 60_000), (APART, MUCH_NBYTES), (MANY_RANKS, 200_000)],
+        "late_s": [0, LATE_S, 0.1],
+    }
 )
 def test_what_was_sent_comes_though_its_sender_closes(world_over_hosts, nodes, nbytes, late_s):
     ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=RING)

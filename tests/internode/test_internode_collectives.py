@@ -9,7 +9,8 @@ import functools
 
 import numpy as np
 import pytest
-from cases import DTYPES, pairwise, rng_of, same_bytes
+from cases import DTYPES, rng_of, same_bytes
+from combinations import each_pair, each_value, first, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import KINDS, WAYS, Prepared, run_program, seeds_of
@@ -24,12 +25,12 @@ from tests.collectives.test_vector import FACTORS as UNEVEN
 from tests.collectives.test_vector import assert_uneven
 from tests.collectives.test_vector import call_once as call_uneven
 
-LAYOUTS = {  # by rank: the host that it is on
+LAYOUTS = {  # by rank: the host that it is on; some tests take the first three in a plain run
     "1+1": [0, 1],
-    "2+2": [0, 0, 1, 1],
     "2+2 interleaved": [0, 1, 0, 1],
-    "1+1+1": [0, 1, 2],
     "2+1+3": [0, 0, 1, 2, 2, 2],
+    "2+2": [0, 0, 1, 1],
+    "1+1+1": [0, 1, 2],
     "3+2 interleaved": [1, 0, 1, 0, 1],
 }
 TINY_SLICE = 4096  # the size of a fragment; 1/32 of it is small
@@ -84,7 +85,7 @@ def call_and_check(comm, rows, nodes):
 
 
 @pytest.mark.limit(200)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(3, LAYOUTS))
 def test_every_collective_is_what_numpy_says(world_over_hosts, layout):
     environ = ranks = None
     for row in rows_of(layout):
@@ -112,8 +113,7 @@ def rows_of_size(kind, columns, **how):
     ]
 
 
-@pytest.mark.parametrize("slice_nbytes", [None, TINY_SLICE])
-@pytest.mark.parametrize("layout", ["1+1", "2+2 interleaved", "2+1+3"])
+@each_value({"layout": ["1+1", "2+2 interleaved", "2+1+3"], "slice_nbytes": [None, TINY_SLICE]})
 def test_sizes_where_something_changes(world_over_hosts, layout, slice_nbytes):
     """Small to large, one fragment to two, one part to two; one element more and one less."""
     whole = slice_nbytes or 1 << 20
@@ -130,13 +130,11 @@ def test_sizes_where_something_changes(world_over_hosts, layout, slice_nbytes):
         ranks(call_and_check, rows, LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("layout", ["1+1", "2+2", "2+1+3"])
-def test_some_megabytes_in_fragments_of_full_length(world_over_hosts, layout):
-    ranks, n = world_over_hosts(LAYOUTS[layout]), len(LAYOUTS[layout])
-    for kind in KINDS:
-        count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
-        for shared in (False, True):
-            assert ranks(some_calls, [(kind, count, shared)]) == [[]] * n
+@each_pair({"layout": ["1+1", "2+2", "2+1+3"], "kind": KINDS, "shared": [False, True]})
+def test_some_megabytes_in_fragments_of_full_length(world_over_hosts, layout, kind, shared):
+    count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
+    ranks = world_over_hosts(LAYOUTS[layout])
+    assert ranks(some_calls, [(kind, count, shared)]) == [[]] * len(LAYOUTS[layout])
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +158,12 @@ def test_any_sequence_of_calls(settled, layout, calls):
 
 
 @pytest.mark.limit(200)
-@pytest.mark.parametrize(
-    "environ", [{}, {"SHMRING_WIRE_SLICE": TINY_SLICE, "SHMRING_CHUNK": 1024}], ids=["", "tiny"]
+@each_value(
+    {
+        "layout": ["2+2 interleaved", "1+1+1", "2+1+3"],
+        "environ": [{}, {"SHMRING_WIRE_SLICE": TINY_SLICE, "SHMRING_CHUNK": 1024}],
+    }
 )
-@pytest.mark.parametrize("layout", ["2+2 interleaved", "1+1+1", "2+1+3"])
 def test_random_programs(world_over_hosts, layout, environ):
     ranks = world_over_hosts(LAYOUTS[layout], **environ)
     for seed in seeds_of((layout, sorted(environ)), 4):
@@ -200,7 +200,7 @@ def orders(comm, columns):
     assert (gathered is None) if rank else gathered.tolist() == list(range(n))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(3, LAYOUTS))
 def test_fortran_order_and_no_dimension(world_over_hosts, layout):
     ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     ranks(orders, 7)
@@ -245,8 +245,7 @@ def move_items(comm, dtype, count):
     assert same_bytes(blocks, wanted)
 
 
-@pytest.mark.parametrize("item", ITEMS)
-@pytest.mark.parametrize("layout", ["1+1", "2+2 interleaved", "2+1+3"])
+@each_value({"layout": ["1+1", "2+2 interleaved", "2+1+3"], "item": ITEMS})
 def test_items_of_opaque_dtypes_may_have_any_layout(world_over_hosts, layout, item):
     for slice_nbytes in (None, TINY_SLICE):
         ranks = world_over_hosts(LAYOUTS[layout], **environment({"slice": slice_nbytes}))
@@ -269,7 +268,7 @@ def uneven_rows():
 
 
 @pytest.mark.limit(200)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(3, LAYOUTS))
 def test_every_uneven_collective_is_what_its_definition_says(world_over_hosts, layout):
     environ = ranks = None
     for row in uneven_rows():
@@ -294,15 +293,14 @@ def all_but_one_empty(comm, count):
         assert (swapped[giver] == giver).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(3, LAYOUTS))
 def test_one_has_all(world_over_hosts, layout):
     ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
     for count in (1, 10, 30_000):
         ranks(all_but_one_empty, count)
 
 
-@pytest.mark.parametrize("place", ["private", "shared", "out"])
-@pytest.mark.parametrize("layout", ["1+1", "2+1+3"])
+@each_value({"layout": ["1+1", "2+1+3"], "place": ["private", "shared", "out"]})
 def test_arrays_together_become_what_they_become_one_by_one(world_over_hosts, layout, place):
     specs = [(dtype, count) for dtype in DTYPES for count in (0, 1, 3, 700, 9001)]
     ranks = world_over_hosts(LAYOUTS[layout], SHMRING_WIRE_SLICE=TINY_SLICE)
@@ -382,7 +380,7 @@ def one_after_the_other(comm, count, times):
         assert (x == number).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first(3, LAYOUTS))
 def test_many_calls_in_a_row(settled, layout):
     settled(layout)(one_after_the_other, 3, 500)
     settled(layout)(one_after_the_other, 3000, 50)
@@ -394,6 +392,7 @@ def sum_of_many(comm, count):
     return np.array_equal(x, comm.size * (np.arange(count) % 97))
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_host_of_many_ranks_beside_hosts_of_one():
     """Sum with pieces that differ in length by more than the messages in flight between two ranks."""

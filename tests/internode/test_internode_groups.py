@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import free_port, until_there
 
 import shmring
@@ -261,8 +262,7 @@ def test_idle_connections_cost_no_cpu(world_over_hosts):
         assert used_s < 0.05
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("count", [3, 60_000])
+@each_value({"count": [3, 60_000], "background": [False, True]})
 def test_a_long_wait_for_another_host_costs_little(world_over_hosts, count, background):
     for used_s in world_over_hosts(LAYOUTS["2+1+3"])(cpu_s_of_waiting, 1.5, count, background):
         assert used_s < 0.15

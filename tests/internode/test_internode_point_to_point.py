@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import Died, Ranks, free_port, turns, when_there
 
 import shmring
@@ -52,7 +53,7 @@ def exchange_and_leave(comm, count):
     return float(y[-1])
 
 
-@pytest.mark.parametrize("count", [10, 100_000])
+@each_value({"nodes": NODES.values(), "count": [10, 100_000]})
 def test_what_was_sent_before_leaving_arrives_though_credit_comes_back(nodes, count):
     # A socket that is closed with unread credit is reset, and its undelivered data are lost.
     for _ in range(4):
@@ -65,7 +66,7 @@ def test_what_was_sent_before_leaving_arrives_though_credit_comes_back(nodes, co
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("ring", [TINY, 4096])
+@each_value({"nodes": NODES.values(), "ring": [TINY, 4096]})
 def test_random_programs(world_over_hosts, nodes, ring):
     ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=ring)
     for seed in range(6):
@@ -114,8 +115,7 @@ OF_TWO = {
 }
 
 
-@pytest.mark.parametrize("ring", [TINY, 1 << 18])
-@pytest.mark.parametrize("case", OF_TWO)
+@each_value({"case": OF_TWO, "ring": [TINY, 1 << 18]})
 def test_two_ranks_do_as_on_one_host(world_over_hosts, case, ring):
     function, *args = OF_TWO[case]
     on_one_host = {
@@ -258,8 +258,7 @@ def test_a_rank_that_does_not_answer_is_a_timeout(two_apart, call, tmp_path):
     assert errors[0].op == call.split()[0].replace("sendrecv", "send")
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("how", ["one way", "other way", "both ways"])
+@each_value({"how": ["one way", "other way", "both ways"], "victim": [0, 1]})
 def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim):
     with Ranks(2, nodes=APART) as ranks:
         ranks.meet(SHMRING_MESSAGE_RING=TINY)
@@ -388,8 +387,7 @@ def rendezvous_port():
     return max(set(ports), key=ports.count)
 
 
-@pytest.mark.parametrize("source", [1, ANY_SOURCE])
-@pytest.mark.parametrize("what", GARBAGE)
+@each_value({"what": GARBAGE, "source": [1, ANY_SOURCE]})
 def test_garbage_is_an_error_that_names_its_sender(two_apart, what, source):
     outcomes = two_apart.outcomes(send_garbage, GARBAGE[what], source)
     assert isinstance(outcomes[0], shmring.Error), outcomes
@@ -433,7 +431,7 @@ def wait_idly(comm, how):
     return took_s
 
 
-@pytest.mark.parametrize("how", ["recv", "recv from any", "irecv"])
+@each_value({"nodes": NODES.values(), "how": ["recv", "recv from any", "irecv"]})
 def test_a_rank_that_waits_costs_no_cpu(world_over_hosts, nodes, how):
     assert world_over_hosts(nodes)(wait_idly, how)[0] < 0.3
 

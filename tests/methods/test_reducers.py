@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import Died, Ranks
 
 import shmring
@@ -58,8 +59,7 @@ def reduce_beside_the_plain_one(comm, reducers, how):
         return calls
 
 
-@pytest.mark.parametrize("how", [{}, TINY, TINY | {"depth": 1}], ids=["large", "tiny", "one at a time"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each_value({"layout": LAYOUTS, "how": [{}, TINY, TINY | {"depth": 1}]})
 def test_the_bits_are_those_of_all_reduce(world_over_hosts, layout, how):
     nodes, reducers = LAYOUTS[layout]
     calls = world_over_hosts(nodes)(reduce_beside_the_plain_one, reducers, how)

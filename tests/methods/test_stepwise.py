@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from combinations import first
 from ranks import Died, Ranks
 
 import shmring
@@ -42,7 +43,7 @@ def reduce_all(comm):
                     assert (everyones == everyones[0]).all(), (algorithm, op, count)
 
 
-@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("size", first(4, [1, 2, 5, 8, 3, 4, 6, 7]))
 def test_the_sums_are_numpys_and_everywhere_the_same(world_of, size):
     world_of(size)(reduce_all)
 

@@ -1,4 +1,4 @@
-"""Ranks that are killed or stopped at every moment: a bounded part here, the rest by `pytest -m soak`.
+"""Ranks that are killed or stopped at every moment: some by `pytest -m slow`, the rest by `pytest -m soak`.
 
 The points at which they die cost an ordinary build nothing.
 """
@@ -45,6 +45,7 @@ def assert_faultless(path, *arguments, limit_s=FAR_TOO_LONG_S):
 # ---- the bounded part -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.limit(2 * FAR_TOO_LONG_S)
 def test_wherever_a_rank_dies_the_others_say_so_and_go_on(tmp_path):
     bounds = ("--kills", 150, "--seconds", 20, "--at-least", 20)
@@ -53,6 +54,7 @@ def test_wherever_a_rank_dies_the_others_say_so_and_go_on(tmp_path):
     assert found["calls_checked"] > found["kills"]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(2 * FAR_TOO_LONG_S)
 def test_a_rank_that_was_stopped_is_reported_the_same_and_harms_nobody(tmp_path):
     calls = "all_reduce shared,gather"

@@ -36,6 +36,7 @@ def test_a_parser_that_raises_something_else_is_found(monkeypatch):
         fuzz_frames.one_input(b"x")
 
 
+@pytest.mark.slow
 def test_a_short_run_of_the_fuzzer():
     pytest.importorskip("atheris", reason="needs atheris (pip install atheris; wheels for x86-64 Linux)")
     command = [sys.executable, fuzz_frames.__file__, "-runs=20000", "-seed=1"]

@@ -14,6 +14,7 @@ ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "
 ALLOWED = ROOT / ".ci" / "stubtest_allowlist"
 
 
+@pytest.mark.slow
 @pytest.mark.limit(300)
 def test_stubs_agree_with_the_compiled_modules():
     pytest.importorskip("mypy.stubtest")

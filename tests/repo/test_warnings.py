@@ -13,6 +13,7 @@ if not SCRIPT.is_file() or importlib.util.find_spec("Cython") is None:
     pytest.skip("needs the checkout and Cython", allow_module_level=True)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(300)
 def test_cython_warns_of_nothing():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)

@@ -1,8 +1,7 @@
-"""Cases for the tests of collectives: arrays in memory of every kind, their expected results bit for bit, and
-rows that cover every pair of values."""
+"""Cases for the tests of collectives: arrays in memory of every kind, and their expected results, bit for
+bit."""
 
 import itertools
-import random
 import zlib
 
 import numpy as np
@@ -191,51 +190,6 @@ def environment(row):
 
 def root_of(row, size):
     return {"first": 0, "last": size - 1, "middle": size // 2}[row["root"]]
-
-
-def pairwise(factors, allowed=lambda row: True, *, seed=1, tries=3):
-    """Rows {factor: value} in which any two values of two factors meet that `allowed` lets meet.
-
-    Greedy, after Cohen et al., "The AETG system", 1997: of a few rows the one that covers most is taken.
-    """
-    chance = random.Random(seed)
-    names = list(factors)
-    left = {
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(names, 2)
-        for x in factors[a]
-        for y in factors[b]
-        if allowed({a: x, b: y})
-    }
-    pairs = sorted(left, key=repr)
-    chance.shuffle(pairs)
-    place = {name: at for at, name in enumerate(names)}
-
-    def news(row, name, value):
-        """Return the number of pairs that a value would cover for the first time, given the row."""
-        mine = (name, value)
-        return sum(
-            ((mine, item) if place[name] < place[item[0]] else (item, mine)) in left for item in row.items()
-        )
-
-    def candidate(first):
-        row = dict(first)
-        others = [name for name in names if name not in row]
-        chance.shuffle(others)
-        for name in others:
-            values = [value for value in factors[name] if allowed({**row, name: value})]
-            chance.shuffle(values)
-            row[name] = max(values, key=lambda value: news(row, name, value))
-        covered = left.intersection(itertools.combinations([(name, row[name]) for name in names], 2))
-        return len(covered), row, covered
-
-    rows = []
-    for pair in pairs:
-        if pair in left:
-            _, row, covered = max((candidate(pair) for _ in range(tries)), key=lambda found: found[0])
-            left -= covered
-            rows.append(row)
-    return rows
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------

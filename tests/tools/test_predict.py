@@ -174,6 +174,7 @@ def test_a_run_of_bench_tells_its_link(predicted, tmp_path, report):
     assert str(path) in found["source"]
 
 
+@pytest.mark.slow
 def test_bench_output_and_new_measurements_can_be_fitted(predicted, capfd, tmp_path):
     path = tmp_path / "run.json"
     run = ("bench", "--sizes", "64,64K,16M", "--seconds", "0.002", "--output", str(path))

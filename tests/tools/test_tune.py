@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
+from combinations import each_value
 from engines import environment
 from ranks import Ranks
 
@@ -195,15 +196,23 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("extreme", EXTREMES)
-@pytest.mark.parametrize("size", [2, 3])
-def test_any_table_within_the_limits_gives_the_same_results(world_of, path, size, extreme):
-    want = world_of(size, SHMRING_TUNING="none")(some_calls)
+@pytest.fixture(scope="module")
+def without_table():
+    """The results of some_calls, by the number of ranks."""
+    found = {}
+    for size in (2, 3):
+        with Ranks(size) as ranks:
+            found[size] = ranks.meet(SHMRING_TUNING="none")(some_calls)
+    return found
+
+
+@each_value({"size": [2, 3], "extreme": EXTREMES})
+def test_any_table_within_the_limits_gives_the_same_results(world_of, without_table, path, size, extreme):
     tuning_table.save(
         path, {size: dict.fromkeys(tuning_table.DISTANCES, EXTREMES[extreme])}, thresholds.LIMITS
     )
     for way in ("near", "far", "auto"):
-        assert world_of(size, SHMRING_TUNING=path, SHMRING_PATH=way)(some_calls) == want
+        assert world_of(size, SHMRING_TUNING=path, SHMRING_PATH=way)(some_calls) == without_table[size]
 
 
 def test_rank_0_s_table_holds_for_all(path, tmp_path):
@@ -303,6 +312,7 @@ def run_tune(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_tiny_run_writes_a_table_that_is_used(path):
     few = ["--ranks", "2,3", "--seconds", "0.05", "--only", "fuse_nbytes,far_stream_nbytes"]

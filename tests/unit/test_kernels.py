@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -218,12 +219,16 @@ def test_any_number_of_sources(isa, name):
 @pytest.mark.parametrize(("isa", "name"), CASES)
 def test_streamed_and_ordinary_destinations(isa, name):
     rng = np.random.default_rng(3)
-    shapes = [(1, 0b1), (2, 0b01), (2, 0b10), (2, 0b11), (3, 0b101)]
-    places = [(1500, (0,)), (1301, (16, 0, 48)), (333, (1, 7, 30)), (5, (8, 0))]
-    for op, (ndst, stream), nsrc in itertools.product(kernels.ops(name), shapes, (2, 9)):
-        for count, offsets in places:
-            arrays = [numbers(name, count, rng) for _ in range(nsrc)]
-            check(isa, name, op, arrays, offsets=offsets, ndst=ndst, stream=stream, divisor=3)
+    factors = {
+        "op": kernels.ops(name),
+        "shape": [(1, 0b1), (2, 0b01), (2, 0b10), (2, 0b11), (3, 0b101)],
+        "nsrc": (2, 9),
+        "place": [(1500, (0,)), (1301, (16, 0, 48)), (333, (1, 7, 30)), (5, (8, 0))],
+    }
+    for row in pairwise(factors):
+        (ndst, stream), (count, offsets) = row["shape"], row["place"]
+        arrays = [numbers(name, count, rng) for _ in range(row["nsrc"])]
+        check(isa, name, row["op"], arrays, offsets=offsets, ndst=ndst, stream=stream, divisor=3)
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
@@ -323,6 +328,7 @@ KERNEL_SOURCES = [str(ROOT / "tests/repo/c/test_kernels.c"), str(ROOT / "src/ker
 KERNEL_FLAGS = ["-ffp-contract=off", "-fno-strict-aliasing", f"-I{ROOT / 'src'}"]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(300)
 def test_kernels_under_sanitizers(tmp_path):
     compiler = shutil.which("cc") or shutil.which("gcc")
