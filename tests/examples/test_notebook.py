@@ -31,11 +31,9 @@ WATCHDOG_S = 150
 pytestmark = pytest.mark.limit(WATCHDOG_S + 10)
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
+def outputs_of_a_run(folder):
     """Return the outputs of each cell, by its name, from a process of its own, which takes Jupyter's sockets
     along."""
-    folder = tmp_path_factory.mktemp("notebook")
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, NOTEBOOK, folder, folder / "done.ipynb"],
         env={
@@ -59,28 +57,27 @@ def shown(outputs, cell, kind="text/plain"):
     return "".join(text for part in parts for text in part)
 
 
-def test_functions_of_a_cell_run_as_ranks(outputs):
-    assert shown(outputs, "sum-of-ranks").count("array([6., 6., 6.])") == 4
-    assert shown(outputs, "another-method").count("array([1., 1., 1.])") == 2
-
-
-def test_the_mean_is_numpys(outputs):
-    found = re.match(r"([\d.]+) in (\d) way, np.mean says ([\d.]+)", shown(outputs, "arguments-and-results"))
+def assert_mean(printed):
+    found = re.match(r"([\d.]+) in (\d) way, np.mean says ([\d.]+)", printed)
     mean = np.random.default_rng(1).exponential(size=100_000).mean()
     assert [float(figure) for figure in found.groups()] == pytest.approx([mean, 1, mean], abs=2e-6)
 
 
-def test_the_picture_is_mandelbrots(outputs):
+def assert_mandelbrots(png):
     from matplotlib.image import imread
 
-    png = shown(outputs, "picture", "image/png")
     pixels = imread(io.BytesIO(base64.b64decode(png)))[:, :, :3]
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
     brightest = np.isclose(pixels, [0.988, 0.992, 0.749], atol=0.01).all(axis=2)  # of the palette: never left
     assert 0.1 < brightest.mean() < 0.3
 
 
-def test_errors_say_which_rank_and_what(outputs):
+def test_each_cell_shows_what_it_should(tmp_path):
+    outputs = outputs_of_a_run(tmp_path)
+    assert shown(outputs, "sum-of-ranks").count("array([6., 6., 6.])") == 4
+    assert shown(outputs, "another-method").count("array([1., 1., 1.])") == 2
+    assert_mean(shown(outputs, "arguments-and-results"))
+    assert_mandelbrots(shown(outputs, "picture", "image/png"))
     assert shown(outputs, "a-rank-fails") == "rank 2: division by zero\n"
     assert shown(outputs, "a-rank-is-killed") == "rank 1 ended: killed by SIGKILL\n"
     assert re.search(r"rank 1 called all_reduce\(float64\[4\], sum\)", shown(outputs, "a-mismatch"))
