@@ -22,6 +22,7 @@ if not DOCS.is_dir():
 
 PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 WATCHDOG_S = 50
+MOST_COLUMNS = 106  # as wide as the page in docs/page.css
 COMMANDS = {"shmrun": "-m shmring.run", "shmring": "-m shmring.tools.command", "python": ""}
 
 
@@ -168,6 +169,13 @@ def test_every_block_is_run_or_says_why_not(page):
         if name := block.how.get("file"):
             runs = [other.code for other in shown if other.language == "sh" and is_run(other)]
             assert any(name in code for code in runs), f"{block.name}: nobody runs {name}"
+
+
+@pytest.mark.parametrize("page", **ids(pages.pages()))
+def test_code_fits_the_page(page):
+    code = [block for block in pages.blocks(page) if block.language in ("python", "sh", "text")]
+    wide = {block.name for block in code for line in block.code.splitlines() if len(line) > MOST_COLUMNS}
+    assert not wide, f"lines longer than {MOST_COLUMNS} columns"
 
 
 def is_run(block):
