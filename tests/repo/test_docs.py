@@ -173,8 +173,12 @@ def test_every_block_is_run_or_says_why_not(page):
 
 @pytest.mark.parametrize("page", **ids(pages.pages()))
 def test_code_fits_the_page(page):
-    code = [block for block in pages.blocks(page) if block.language in ("python", "sh", "text")]
-    wide = {block.name for block in code for line in block.code.splitlines() if len(line) > MOST_COLUMNS}
+    wide = {
+        block.name
+        for block in pages.blocks(page)
+        for line in block.code.splitlines()
+        if len(line) > MOST_COLUMNS
+    }
     assert not wide, f"lines longer than {MOST_COLUMNS} columns"
 
 
