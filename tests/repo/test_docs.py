@@ -116,11 +116,11 @@ def test_the_flags_that_pages_show_are_those_of_the_parsers(built):
 
 
 def variables(text):
-    return set(re.findall(r"SHMRING_[A-Z_]*[A-Z]", text))
+    return set(re.findall(r"SHMRING_[A-Z0-9_]*[A-Z0-9]", text))
 
 
 def quoted(source):
-    return set(re.findall(r'"(SHMRING_[A-Z_]+)"', source.read_text()))
+    return set(re.findall(r'"(SHMRING_[A-Z0-9_]+)"', source.read_text()))
 
 
 def test_the_environment_page_has_every_variable_that_is_read():
