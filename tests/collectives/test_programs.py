@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from combinations import first
+from combinations import each_value, first
 from programs import run_program, seeds_of
 
 SETTINGS = (
@@ -16,16 +16,13 @@ SETTINGS = (
     {"SHMRING_SEGMENT": "posix", "SHMRING_FIRST_SEQ": (1 << 64) - 40},  # every counter wraps
 )
 PROGRAMS = {1: 5, 2: 16, 3: 12, 4: 10, 8: 3}  # for each of the settings, by ranks
-PARTS = 3  # of the programs
+PARTS = 2  # of the programs
 SOAK_S = 900
 
 
 @pytest.mark.limit(400)
 @pytest.mark.parametrize("part", first(1, range(PARTS)))
-@pytest.mark.parametrize(
-    "environ", SETTINGS, ids=["", "small-chunks", "tiny-far-chunks", "single-copy", "posix-wrap"]
-)
-@pytest.mark.parametrize("size", PROGRAMS)
+@each_value({"size": PROGRAMS, "environ": SETTINGS})
 def test_random_programs(world_of, size, environ, part):
     ranks = world_of(size, **environ)
     for seed in seeds_of((size, sorted(environ)), PROGRAMS[size])[part::PARTS]:

@@ -66,6 +66,7 @@ def test_plain_lines_without_tqdm(tmp_path):
     assert "epoch 30/30" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failed_check_is_a_failed_run():
     done = shmrun(2, DIGITS, "--epochs", "0")
     assert done.returncode != 0

@@ -40,6 +40,7 @@ def test_a_pipeline_comes_to_the_weights_of_the_delayed_update(nprocs):
 
 
 @pytest.mark.limit(150)
+@pytest.mark.slow
 def test_a_pipeline_that_has_learnt_nothing_has_failed():
     done = shmrun(2, "pipeline_digits.py", "--epochs", "0")
     assert done.returncode == 1

@@ -81,6 +81,7 @@ def test_all_ranks_failing_is_a_failure_with_the_first_ones_code(tmp_path):
     assert "rank 0 of 2 failed first" in text
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_if_nothing_had_happened():
     pytest.importorskip("sklearn")
     kills = ["--kill", "2@60", "--kill", "0@150", "--kill", "3@150"]

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import pytest
 from cases import DTYPES, rng_of, same_bytes
-from combinations import each_pair, each_value, first, pairwise
+from combinations import each_value, first, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import KINDS, WAYS, Prepared, run_program, seeds_of
@@ -130,7 +130,7 @@ def test_sizes_where_something_changes(world_over_hosts, layout, slice_nbytes):
         ranks(call_and_check, rows, LAYOUTS[layout])
 
 
-@each_pair({"layout": ["1+1", "2+2", "2+1+3"], "kind": KINDS, "shared": [False, True]})
+@each_value({"layout": ["1+1", "2+2", "2+1+3"], "kind": KINDS, "shared": [False, True]})
 def test_some_megabytes_in_fragments_of_full_length(world_over_hosts, layout, kind, shared):
     count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
     ranks = world_over_hosts(LAYOUTS[layout])
