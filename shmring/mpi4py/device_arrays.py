@@ -14,6 +14,7 @@ from typing import Any
 
 _CPU = 1
 _READ_ONLY = 1
+_FLOAT = 2
 _CODES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 
 
@@ -106,9 +107,15 @@ def _describe_dlpack(source: Any) -> Described:
         nbytes=itemsize * _contiguous_count(tensor.shape[: tensor.ndim] if tensor.ndim else [], strides),
         readonly=readonly,
         is_device=device_type != _CPU,
-        format=f"{_CODES.get(tensor.code, 'V')}{itemsize}",
+        format=f"{_code_of(tensor)}{itemsize}",
         owner=capsule,
     )
+
+
+def _code_of(tensor: _Tensor) -> str:
+    """Return NumPy's letter. A long complex is described as two long floats, since its bits do not fit."""
+    is_complex = tensor.code == _FLOAT and tensor.lanes == 2
+    return "c" if is_complex else _CODES.get(tensor.code, "V")
 
 
 def _describe_interface(source: Any, interface: Any) -> Described:

@@ -47,6 +47,24 @@ class Ask(Call):
         return self.context.comm.recv(self.data, found.source, found.tag)
 
 
+class Awaiting(Call):
+    """The receive of an object into memory that the caller gave, or that is large enough for most."""
+
+    def __init__(self, received: Any, room: Any) -> None:
+        self.context, self.received, self.room = received.context, received, room
+        self.transfer: Any = None
+        self.finish = self._object
+
+    def begin(self) -> Any:
+        """Begin to receive."""
+        self.transfer = self.received.begin()
+        return self.transfer
+
+    def _object(self) -> Any:
+        found = self.transfer.wait()
+        return _object_in(self.room[: found.nbytes]) if found is not None else None
+
+
 class Objects(Collectives):
     """The calls of a communicator on Python objects."""
 
@@ -100,7 +118,7 @@ class Objects(Collectives):
             room = simple(buf, True).bytes
         call = self._receiving(room, source, tag)
         if call.empty is None:
-            call.finish = lambda: pickle.loads(room)
+            call = Awaiting(call, room)
         made: Request = call.issue()
         return made
 

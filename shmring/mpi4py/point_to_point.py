@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import Error
 from . import errors, handles
 from .constants import INTEGERS
 from .forms import add_forms
@@ -112,37 +113,41 @@ class Synchronous(Call):
 
     def perform(self) -> None:
         """Send the message, and wait until it is received."""
-        self.begin().wait()
+        self.context.comm.send(self.sent.x, self.sent.peer, self.sent.tag, matched=True)
 
     def begin(self) -> Any:
         """Begin to send the message."""
-        return self.context.comm.isend(self.sent.x, self.sent.peer, self.sent.tag)
+        return self.context.comm.isend(self.sent.x, self.sent.peer, self.sent.tag, matched=True)
 
 
 class Arrived:
-    """A message that a probe took: its bytes and its status."""
+    """A message that a probe took; None for that of PROC_NULL."""
 
-    def __init__(self, context: Any, data: Any, status: Any) -> None:
-        self.context, self.data, self.status = context, data, status
+    def __init__(self, context: Any, message: Any) -> None:
+        self.context, self.message = context, message
 
 
 class Taking(Call):
     """The receive of a message that a probe took."""
 
     def __init__(self, arrived: Arrived, room: Any) -> None:
-        self.context, self.arrived, self.room = arrived.context, arrived, room
-        self.empty = Status(arrived.status)
+        self.context, self.message, self.room = arrived.context, arrived.message, room
+        if self.message is None:
+            self.empty = _status_of_no_proc()
 
-    def perform(self) -> None:
-        """Copy the message."""
-        data = self.arrived.data
-        if data.nbytes > self.room.nbytes:
-            raise self.context.failure(
-                errors.NUMBERS["ERR_TRUNCATE"], f"it has {data.nbytes} bytes, the buffer {self.room.nbytes}"
-            )
-        self.room[: data.nbytes] = data
+    def perform(self) -> Any:
+        """Receive the message."""
+        return None if self.message is None else self.message.recv(self.room)
 
-    begin = perform
+    def begin(self) -> Any:
+        """Begin to receive the message."""
+        return None if self.message is None else self.message.irecv(self.room)
+
+
+def _status_of_no_proc() -> Status:
+    status = Status()
+    status.source = PROC_NULL
+    return status
 
 
 class Message(handles.Named, Handle):
@@ -153,14 +158,14 @@ class Message(handles.Named, Handle):
         cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Message:
         """Block until there is a message, and take it."""
-        return _take(cls, comm, source, tag, status, comm.Probe)
+        return _take(cls, comm, source, tag, status, True)
 
     @classmethod
     def Iprobe(
         cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Message | None:
         """Take a message if there is one; else return None."""
-        return _take(cls, comm, source, tag, status, comm.Iprobe)
+        return _take(cls, comm, source, tag, status, False)
 
     probe, iprobe = Probe, Iprobe
 
@@ -193,8 +198,8 @@ class Message(handles.Named, Handle):
     def _taking_object(self) -> Call:
         if self._ref is None:
             raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
-        data = self._ref.data
-        room = np.empty(data.nbytes, np.uint8)
+        message = self._ref.message
+        room = np.empty(0 if message is None else message.status.nbytes, np.uint8)
         call = self._taking(room)
         call.finish = lambda: PICKLER.loads(room) if room.nbytes else None
         return call
@@ -209,27 +214,26 @@ class _Pickler:
 PICKLER = _Pickler()
 
 
-def _take(cls: Any, comm: Any, source: int, tag: int, status: Status | None, probe: Any) -> Any:
-    found = Status()
-    if not probe(source, tag, found):
+def _take(cls: Any, comm: Any, source: int, tag: int, status: Status | None, is_blocking: bool) -> Any:
+    context, peer = comm._ref, comm._peer(source, tag)
+    if peer is None:
+        if status is not None:
+            status.source, status.tag, status.count = PROC_NULL, ANY_TAG, 0
+        return handle(cls, MESSAGE_NO_PROC._ref)
+    try:
+        message = context.comm.mprobe(peer, tag) if is_blocking else context.comm.improbe(peer, tag)
+    except Error as error:
+        raise context.failure(None, error) from error
+    if message is None:
         return None
     if status is not None:
-        status.source, status.tag, status.count = found.source, found.tag, found.count
-    if found.source == PROC_NULL:
-        return handle(cls, MESSAGE_NO_PROC._ref)
-    data = np.empty(found.count, np.uint8)
-    comm._ref.comm.recv(data, found.source, found.tag)
-    return handle(cls, Arrived(comm._ref, data, found))
+        found = message.status
+        status.source, status.tag, status.count = found.source, found.tag, found.nbytes
+    return handle(cls, Arrived(context, message))
 
 
-def _no_proc() -> Message:
-    status = Status()
-    status.source = PROC_NULL
-    made: Message = handle(Message, Arrived(None, np.empty(0, np.uint8), status))
-    return made
-
-
-MESSAGE_NULL, MESSAGE_NO_PROC = Message(), _no_proc()
+MESSAGE_NO_PROC: Message = handle(Message, Arrived(None, None))
+MESSAGE_NULL = Message()
 handles.predefine({"MESSAGE_NULL": MESSAGE_NULL, "MESSAGE_NO_PROC": MESSAGE_NO_PROC})
 
 
