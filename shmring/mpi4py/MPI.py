@@ -91,12 +91,12 @@ globals().update(refused.FUNCTIONS)
 _typedict_c = types.TYPEDICT_C
 _typedict_f = types.TYPEDICT_F
 _typedict = types.BY_CODE
-_comm_locks: dict[int, dict[Any, threading.Lock]] = {}
 
 
 def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
     """Return the locks of a communicator by key."""
-    return _comm_locks.setdefault(comm.handle, {})
+    locks: dict[Any, threading.Lock] = comm._comm().locks
+    return locks
 
 
 def _comm_lock(comm: Comm, key: Any = None) -> threading.Lock:

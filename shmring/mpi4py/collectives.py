@@ -18,6 +18,11 @@ _ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _SCAN, _EXSCAN, _BROADCAST, _SCATTER, _GA
 _ALL_TO_ALL, _BARRIER = 9, 10
 
 
+def _is_in_place(spec: Any) -> bool:
+    """Return whether this is IN_PLACE, or None, which stands for it."""
+    return spec is None or spec is IN_PLACE
+
+
 class VectorCall(Call):
     """A collective of shmring whose pieces differ in length: a method, and its arguments."""
 
@@ -81,8 +86,8 @@ class Collectives(PointToPoint):
 
     def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Op) -> Any:
         taken = simple(recvbuf, True)
-        counts = self._counts_of(taken, recvcounts, sendbuf is IN_PLACE)
-        given = taken if sendbuf is IN_PLACE else simple(sendbuf, False)
+        counts = self._counts_of(taken, recvcounts, _is_in_place(sendbuf))
+        given = taken if _is_in_place(sendbuf) else simple(sendbuf, False)
         own = counts[self._ref.rank]
         if given.type.dtype != taken.type.dtype:
             raise ValueError("both messages must have the same datatype")
@@ -123,7 +128,7 @@ class Collectives(PointToPoint):
         pieces = None
         if self._root(root) == self._ref.rank:
             _, pieces = vector(recvbuf, True, self._ref.size)
-        x = pieces[root] if pieces and sendbuf is IN_PLACE else simple(sendbuf, False).bytes
+        x = pieces[root] if pieces and _is_in_place(sendbuf) else simple(sendbuf, False).bytes
         return VectorCall(self._ref, "gather_v", x, root, out=pieces)
 
     def _prepare_Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
@@ -134,7 +139,7 @@ class Collectives(PointToPoint):
         pieces = None
         if self._root(root) == self._ref.rank:
             _, pieces = vector(sendbuf, False, self._ref.size)
-        if pieces and recvbuf is IN_PLACE:
+        if pieces and _is_in_place(recvbuf):
             return VectorCall(self._ref, "scatter_v", pieces, root)
         return VectorCall(self._ref, "scatter_v", pieces, root, out=simple(recvbuf, True).bytes)
 
@@ -144,7 +149,7 @@ class Collectives(PointToPoint):
 
     def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         _, pieces = vector(recvbuf, True, self._ref.size)
-        x = pieces[self._ref.rank] if sendbuf is IN_PLACE else simple(sendbuf, False).bytes
+        x = pieces[self._ref.rank] if _is_in_place(sendbuf) else simple(sendbuf, False).bytes
         return VectorCall(self._ref, "all_gather_v", x, out=pieces)
 
     def _prepare_Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
@@ -153,7 +158,7 @@ class Collectives(PointToPoint):
 
     def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         _, taken = vector(recvbuf, True, self._ref.size)
-        given = taken if sendbuf is IN_PLACE else vector(sendbuf, False, self._ref.size)[1]
+        given = taken if _is_in_place(sendbuf) else vector(sendbuf, False, self._ref.size)[1]
         return VectorCall(self._ref, "all_to_all_v", given, out=taken)
 
     def _prepare_Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
@@ -162,7 +167,7 @@ class Collectives(PointToPoint):
 
     def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         taken = typed_pieces(recvbuf, True, self._ref.size)
-        given = taken if sendbuf is IN_PLACE else typed_pieces(sendbuf, False, self._ref.size)
+        given = taken if _is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)
         return VectorCall(self._ref, "all_to_all_v", given, out=taken)
 
     def _root(self, root: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 from typing import Any, NoReturn
 
 import shmring
@@ -44,6 +45,7 @@ class Communicator(Context):
         self.attributes: dict[int, Any] | None = None
         self.topology: Any = None
         self.buffered = BufferedSends()
+        self.locks: dict[Any, threading.Lock] = {}
         self.constant: Any = None  # the predefined handle, if there is one
 
     def failure(self, code: int | None, reason: Any) -> BaseException:
@@ -75,18 +77,24 @@ class Communicator(Context):
         ranks = engine.parent_ranks or range(self.size)
         return Communicator(engine.rank, tuple(self.processes[rank] for rank in ranks), secret, engine)
 
-    def group_child(self, members: tuple[int, ...], tag: int) -> Communicator:
+    @property
+    def process(self) -> int:
+        """The number of this process in COMM_WORLD."""
+        return self.processes[self.rank]
+
+    def group_child(self, members: tuple[int, ...], tag: Any) -> Communicator:
         """Return the communicator of some processes, which all call this; no other process does."""
         secret = self.child_secret("group", members, tag)
         world = shmring.World(id=f"group-{secret[:16].hex()}", key=secret, nprocs=len(members))
-        rank = members.index(self.processes[self.rank])
+        rank = members.index(self.process)
         return Communicator(rank, members, secret, shmring.init(world, rank, timeout=FOREVER_S))
 
 
 class Intra:
-    """The class Intracomm, which a module above this one sets."""
+    """The class Intracomm and its handle COMM_WORLD, which modules above this one set."""
 
     cls: Any = None
+    world: Any = None
 
 
 class Comm(handles.Named, handles.Attributed, Handling, Objects):

@@ -15,7 +15,7 @@ import shmring
 
 from ..errors import Error
 from . import errors, handles, process
-from .comm import FOREVER_S, Communicator
+from .comm import FOREVER_S, Communicator, Intra
 from .constants import INTEGERS
 from .info import Info
 from .intracomm import Intracomm
@@ -39,10 +39,11 @@ def Init() -> None:
     secret = comm.broadcast_object(secrets.token_bytes(_SECRET_NBYTES))
     world = Communicator(rank, tuple(range(size)), secret, comm)
     alone = Communicator(
-        0, (rank,), secret, open_engine=lambda: shmring.init(shmring.world(1), 0, timeout=FOREVER_S)
+        0, (rank,), secret + b"self", open_engine=lambda: shmring.init(shmring.world(1), 0, timeout=FOREVER_S)
     )
     for name, constant, context in (("WORLD", COMM_WORLD, world), ("SELF", COMM_SELF, alone)):
         context.name, context.constant, constant._ref = f"MPI_COMM_{name}", constant, context
+    Intra.world = COMM_WORLD
     handles.predefine({"COMM_WORLD": COMM_WORLD, "COMM_SELF": COMM_SELF})
     _state.update(is_initialized=True, pid=os.getpid())
     atexit.register(_leave)
@@ -138,7 +139,7 @@ def Pcontrol(level: int) -> None:
 
 def Get_address(location: Any) -> int:
     """Return the address of an object's memory."""
-    return int(get_address(location))
+    return 0 if location is None else int(get_address(location))
 
 
 def Aint_add(base: int, disp: int) -> int:

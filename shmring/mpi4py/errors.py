@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import Aborted, Closed, Error, OutOfMemory, RankFailed, Truncated
@@ -158,6 +162,19 @@ class Exception(RuntimeError):  # mpi4py's name
 
 
 Exception.__module__ = "shmring.mpi4py.MPI"
+
+
+@contextlib.contextmanager
+def from_functions() -> Iterator[None]:
+    """Print the traceback of an exception in a function of the program, and raise its error class."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        raise Exception(error.Get_error_code()) from error
+    except builtins.Exception as error:
+        traceback.print_exc()
+        raise Exception(ERR_OTHER) from error
 
 
 def code_of(error: Error) -> int:

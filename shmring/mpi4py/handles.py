@@ -41,6 +41,10 @@ class Named:
         if Named in cls.__bases__:
             cls._family = cls
 
+    @classmethod
+    def _check_ref(cls, ref: Any) -> None:
+        """Raise TypeError if a handle of this class cannot refer to this; a class may have a condition."""
+
     def __reduce__(self) -> Any:
         found = _constant_of(self)
         if found is None:
@@ -127,6 +131,7 @@ class Attributed:
 
     def Get_attr(self, keyval: int) -> Any:
         """Return the attribute of a key; None if it is not set."""
+        _attributes_of(self)
         if keyval in self._predefined_attributes():
             return self._predefined_attributes()[keyval]
         _keyval_of(keyval)
@@ -171,7 +176,8 @@ def _attributes_of(some: Any) -> dict[int, tuple[Any, _Keyval]]:
 
 def _call_delete(some: Any, keyval: int, value: Any, key: _Keyval) -> None:
     if callable(key.delete_fn):
-        key.delete_fn(some, keyval, value)
+        with errors.from_functions():
+            key.delete_fn(some, keyval, value)
 
 
 def copy_attributes(old: Any, new: Any) -> None:
@@ -180,7 +186,8 @@ def copy_attributes(old: Any, new: Any) -> None:
         if key.copy_fn is True:
             copied = value
         elif callable(key.copy_fn):
-            copied = key.copy_fn(old, keyval, value)
+            with errors.from_functions():
+                copied = key.copy_fn(old, keyval, value)
         else:
             continue
         if copied is not NotImplemented:

@@ -49,7 +49,14 @@ class Info(handles.Named, Handle):
         made: Info = handle(type(self), Hints(self._hints()))
         return made
 
-    copy = Dup
+    def copy(self) -> Info:
+        """Return a copy; a null info for a null one."""
+        return type(self)() if self._ref is None else self.Dup()
+
+    def __reduce__(self) -> Any:
+        if self._ref is None or self._ref is INFO_ENV._ref:
+            return super().__reduce__()
+        return type(self).Create, (dict(self._ref),)
 
     def Get(self, key: str) -> str | None:
         """Return the value of a key; None if there is none."""
@@ -117,6 +124,8 @@ class Info(handles.Named, Handle):
 
     def update(self, items: Mapping[str, str] | Iterable[tuple[str, str]] = (), **kwds: str) -> None:
         """Set the values of several keys."""
+        if self._ref is None:
+            raise KeyError("the info is null")
         pairs = items.items() if hasattr(items, "items") else items
         for key, value in [*pairs, *kwds.items()]:
             self.Set(key, value)

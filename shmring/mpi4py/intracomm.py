@@ -111,7 +111,12 @@ class Intracomm(Comm):
         cls, group: Group, stringtag: str = "org.mpi4py", info: Info = INFO_NULL, errhandler: Any = None
     ) -> Any:
         """Return the communicator of a group; only its processes call this."""
-        raise NotImplementedError("a module above sets this")
+        if Intra.world._ref.process not in group._members().processes:
+            return cls()
+        child = Intra.world._ref.group_child(group._members().processes, stringtag)
+        if errhandler is not None:
+            child.errhandler = errhandler._ref
+        return handle(cls, child)
 
     def _prepare_Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         """Combine the messages of rank 0 to this rank."""
@@ -159,7 +164,9 @@ class Intracomm(Comm):
         return handle(cls, child)
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
-        """Return the communicator of a graph, whose edges end at `index` for each rank."""
+        """Return the communicator of a graph, whose edges end at `index` for each rank; it may begin with 0."""
+        if len(index) > 0 and index[0] == 0 and index[-1] == len(edges) and len(index) > 1:
+            index = index[1:]
         return self._arranged(Graphcomm, len(index), lambda: Graph(index, edges, self.Get_rank()))
 
     def Create_dist_graph_adjacent(
@@ -234,7 +241,7 @@ def _weights(weights: Any, count: int) -> list[int] | None:
     if weights is None or (isinstance(weights, int) and weights == INTEGERS["UNWEIGHTED"]):
         return None
     if isinstance(weights, int):
-        return []
+        weights = []
     if len(weights) != count:
         raise ValueError(f"{len(weights)} weights are given for {count} edges")
     return list(weights)
@@ -242,6 +249,13 @@ def _weights(weights: Any, count: int) -> list[int] | None:
 
 class Topocomm(Topological, Intracomm):
     """A communicator whose ranks have a topology."""
+
+    _topologies: tuple[type, ...] = (Cartesian, Graph, DistGraph)
+
+    @classmethod
+    def _check_ref(cls, ref: Any) -> None:
+        if ref is not None and not isinstance(ref.topology, cls._topologies):
+            raise TypeError(f"the communicator has no topology for {cls.__name__}")
 
     def _topology(self) -> Any:
         topology = self._comm().topology
@@ -283,6 +297,8 @@ class Topocomm(Topological, Intracomm):
 
 class Cartcomm(Topocomm):
     """A communicator whose ranks form a grid."""
+
+    _topologies = (Cartesian,)
 
     def Get_dim(self) -> int:
         """Return the number of dimensions."""
@@ -349,6 +365,8 @@ class Cartcomm(Topocomm):
 class Graphcomm(Topocomm):
     """A communicator whose ranks form a graph, which all of them know."""
 
+    _topologies = (Graph,)
+
     def Get_dims(self) -> tuple[int, int]:
         """Return the numbers of nodes and of edges."""
         return len(self._topology().index), len(self._topology().all_edges)
@@ -380,6 +398,8 @@ class Graphcomm(Topocomm):
 
 class Distgraphcomm(Topocomm):
     """A communicator whose ranks form a graph, of which each knows its own edges."""
+
+    _topologies = (DistGraph,)
 
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
         """Return the numbers of edges to this rank and from it, and whether they have weights."""

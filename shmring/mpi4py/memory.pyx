@@ -29,6 +29,7 @@ cdef class buffer:
 
     def __dealloc__(self):
         PyBuffer_Release(&self.view)
+        self.owner = None   # here an exception that is on its way survives the destructor of a DLPack capsule
 
     cdef int take(self, object source, bint is_written) except -1:
         cdef int flags = PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT

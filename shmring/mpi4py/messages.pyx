@@ -74,6 +74,7 @@ cdef class Handle:
             return
         if not isinstance(other, self._family):
             raise TypeError(f"{type(self).__name__}() takes a {self._family.__name__}, not {type(other).__name__}")
+        self._check_ref((<Handle> other)._ref)
         self._ref = (<Handle> other)._ref
 
     def __bool__(self):
@@ -407,7 +408,7 @@ cdef Data data_of(object spec, bint is_written, int blocks=1):
     return data
 
 
-def simple(spec, bint is_written, int blocks=1):
+def simple(object spec, bint is_written, int blocks=1):
     """Return the `Data` of a specification with one count."""
     return data_of(spec, is_written, blocks)
 
@@ -544,6 +545,10 @@ cdef class Call:
     cpdef object begin(self):
         """Begin the call, and return a Work or a Transfer; None if there is nothing to wait for."""
 
+    def cancel(self, work):
+        """Cancel the call, if it is a receive that no message has matched, and return whether it was."""
+        return work is not None and hasattr(work, "cancel") and work.cancel()
+
     def run(self, Status status=None):
         """Run the call; return what `finish` returns."""
         try:
@@ -594,11 +599,13 @@ cdef class Pending:
     cdef bint is_complete
     cdef public bint is_idle         # the program was told that it is complete, or it was not started
     cdef public bint is_persistent
+    cdef bint is_cancelled
     cdef object __weakref__
 
     def start(self):
         """Begin the call."""
-        self.is_complete, self.outcome, self.result = False, None, None
+        self.is_complete = self.is_cancelled = False
+        self.outcome = self.result = None
         try:
             self.work = self.call.begin()
         except Error as error:
@@ -627,11 +634,12 @@ cdef class Pending:
 
     def cancel(self):
         """Cancel the call, where it can be cancelled."""
-        self.call.cancel(self.work)
+        self.is_cancelled = self.call.cancel(self.work)
 
     def report(self, Status status):
         """Set the status to that of the complete call."""
         report(self.call, self.outcome, status)
+        status.fields[3] = self.is_cancelled
 
 
 cdef class Collective(Call):
@@ -716,6 +724,11 @@ cdef Call collective(Context context, int kind, object send, object recv, object
     return call
 
 
+# True for IN_PLACE, and for None, which stands for it.
+cdef inline bint is_in_place(object spec) noexcept:
+    return spec is None or spec is IN_PLACE
+
+
 cdef int movement(Collective call, object send, object recv) except -1:
     cdef Context context = call.context
     cdef int size = context.size
@@ -727,14 +740,14 @@ cdef int movement(Collective call, object send, object recv) except -1:
         if is_split:
             data = data_of(send, False, size)
             call.x = data.moved()
-            call.out = data.block(call.root) if recv is IN_PLACE else data_of(recv, True).moved()
+            call.out = data.block(call.root) if is_in_place(recv) else data_of(recv, True).moved()
         else:
             call.out = data_of(recv, True).moved()
         return 0
     if is_joined:
         data = data_of(recv, True, size)
         call.out = data.moved()
-        if send is IN_PLACE:
+        if is_in_place(send):
             call.x = call.out if is_split else data.block(context.rank)
             return 0
     call.x = data_of(send, False, size if is_split else 1).moved()
@@ -748,7 +761,7 @@ cdef object reduction(Collective call, object send, object recv, object op):
     cdef Data taken = None, given = None
     if not has_out:
         given = data_of(send, False)
-    elif send is IN_PLACE:
+    elif is_in_place(send):
         taken = data_of(recv, True, blocks)
         given = taken
     else:
@@ -848,6 +861,11 @@ cdef class Caller(Handle):
         if found is not None and status is not None:
             status.set(found.source, found.tag, found.nbytes)
         return found is not None
+
+    def _peer(self, source, tag):
+        """Return the number that shmring has for a source; None for PROC_NULL."""
+        cdef int peer = self.context().peer(source, tag, False)
+        return None if peer == -2 else peer
 
     def _check_root(self, root):
         return self.context().root_of(root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -140,6 +141,16 @@ class Objects(Collectives):
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Return the root's object on all ranks."""
+        with self._entered_lock("bcast"):
+            return self._bcast(obj, root)
+
+    def _entered_lock(self, name: str) -> threading.Lock:
+        """Return the lock of a call that takes several steps."""
+        self.Get_rank()
+        lock: threading.Lock = self._ref.locks.setdefault(name, threading.Lock())
+        return lock
+
+    def _bcast(self, obj: Any, root: int) -> Any:
         comm, is_root = self._entered(), self._check_root(root) == self._ref.rank
         first = np.zeros(_FIRST_NBYTES, np.uint8)
         if is_root:

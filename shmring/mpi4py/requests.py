@@ -214,6 +214,11 @@ class Request(handles.Named, Handle):
 class Prequest(Request):
     """A call that is kept, to be begun many times."""
 
+    @classmethod
+    def _check_ref(cls, ref: Any) -> None:
+        if ref is not None and not ref.is_persistent:
+            raise TypeError("the request is not persistent")
+
     def Start(self) -> None:
         """Begin the call."""
         if self._ref is None or not self._ref.is_idle:
@@ -262,21 +267,29 @@ class _GeneralCall(Call):
     def begin(self) -> _Promise:
         return self.promise
 
-    def cancel(self) -> None:
+    def cancel(self, work: Any) -> bool:
         if self.cancel_fn is not None:
-            self.cancel_fn(self.promise.done(), *self.args, **self.kwargs)
+            with errors.from_functions():
+                self.cancel_fn(self.promise.done(), *self.args, **self.kwargs)
+        return False
 
     def conclude(self) -> Any:
-        self.empty.source = self.empty.tag = _UNDEFINED
         if self.query_fn is not None:
-            self.query_fn(self.empty, *self.args, **self.kwargs)
+            with errors.from_functions():
+                self.query_fn(self.empty, *self.args, **self.kwargs)
         if self.free_fn is not None:
-            self.free_fn(*self.args, **self.kwargs)
+            with errors.from_functions():
+                self.free_fn(*self.args, **self.kwargs)
         return self.result
 
 
 class Grequest(Request):
     """A request that the program completes."""
+
+    @classmethod
+    def _check_ref(cls, ref: Any) -> None:
+        if ref is not None and not isinstance(ref.call, _GeneralCall):
+            raise TypeError("the request is not one that the program completes")
 
     @classmethod
     def Start(

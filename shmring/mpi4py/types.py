@@ -113,6 +113,11 @@ class Datatype(handles.Named, handles.Attributed, Handle):
     ub = true_extent = true_ub = extent
     lb = true_lb = property(lambda self: self.Get_extent()[0])
 
+    def __reduce__(self) -> Any:
+        if self._ref is not None and self._ref.constant is None:
+            return BY_CODE[self._ref.letter].Dup, ()
+        return super().__reduce__()
+
     def Dup(self) -> Datatype:
         """Return another datatype with the same properties."""
         info = self._info()
@@ -137,8 +142,10 @@ class Datatype(handles.Named, handles.Attributed, Handle):
         self._ref = None
 
     def tocode(self) -> str:
-        """Return the code, as NumPy writes it: "i4"."""
-        return self._info().code
+        """Return the code of one character: "i"."""
+        if self._ref is None or self._ref.dtype.names:
+            raise ValueError(f"{self.name} has no code")
+        return self._info().letter
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
