@@ -38,6 +38,26 @@ class VectorCall(Call):
         return getattr(self.context.comm, self.name)(*self.arguments, **self.keywords, async_op=True)
 
 
+class Part(Call):
+    """A reduction of which this rank takes a part."""
+
+    def __init__(self, whole: Call, part: Any, out: Any) -> None:
+        self.context, self.whole, self.part, self.out = whole.context, whole, part, out
+
+    def perform(self) -> Any:
+        """Run the reduction."""
+        return self.whole.perform()
+
+    def begin(self) -> Any:
+        """Begin the reduction."""
+        return self.whole.begin()
+
+    def conclude(self) -> None:
+        """Copy the part."""
+        self.whole.conclude()
+        self.out[...] = self.part
+
+
 @add_forms
 class Collectives(PointToPoint):
     """The collectives of a communicator."""
@@ -96,15 +116,8 @@ class Collectives(PointToPoint):
         items = given.items.reshape(-1)
         result = np.empty_like(items)
         call = self._collective(_ALL_REDUCE, items, result, op)
-        combine, first = call.finish, sum(counts[: self._ref.rank])
-
-        def finish() -> None:
-            if combine is not None:
-                combine()
-            taken.items.reshape(-1)[:own] = result[first : first + own]
-
-        call.finish = finish
-        return call
+        first = sum(counts[: self._ref.rank])
+        return Part(call, result[first : first + own], taken.items.reshape(-1)[:own])
 
     def _counts_of(self, taken: Any, recvcounts: Any, in_place: bool) -> list[int]:
         if recvcounts is not None:

@@ -25,7 +25,6 @@ class FoldCall(Call):
         self.context = context
         self.given, self.taken = given, taken
         self.datatype = handle(Datatype, given.type)
-        self.finish = self._fold
         self.gathered: Any = None
 
     def perform(self) -> Any:
@@ -44,7 +43,8 @@ class FoldCall(Call):
             return comm.gather(x, self.root, out=self.gathered, async_op=async_op)
         return comm.all_gather(x, out=self.gathered, async_op=async_op)
 
-    def _fold(self) -> None:
+    def conclude(self) -> None:
+        """Combine the arrays."""
         if self.gathered is None or self.taken is None:
             return
         arrays = self.gathered.view(self.given.type.dtype).reshape(self.context.size, -1)

@@ -164,7 +164,7 @@ class Intracomm(Comm):
         return handle(cls, child)
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
-        """Return the communicator of a graph, whose edges end at `index` for each rank; it may begin with 0."""
+        """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
         if len(index) > 0 and index[0] == 0 and index[-1] == len(edges) and len(index) > 1:
             index = index[1:]
         return self._arranged(Graphcomm, len(index), lambda: Graph(index, edges, self.Get_rank()))

@@ -557,6 +557,14 @@ cdef class Call:
             raise self.context.failure(None, error) from error
         if status is not None:
             report(self, outcome, status)
+        return self.conclude()
+
+    cpdef object conclude(self):
+        """Do what is left when the call is complete, and return the result of a request.
+
+        A subclass overrides this rather than set `finish` to a method of its own: that would be a circle, which keeps
+        the caller's arrays until the garbage collector runs.
+        """
         return None if self.finish is None else self.finish()
 
     def issue(self):
@@ -629,8 +637,7 @@ cdef class Pending:
             raise self.call.context.failure(None, error) from error
         finally:
             self.is_complete, self.work = True, None
-        if self.call.finish is not None:
-            self.result = self.call.finish()
+        self.result = self.call.conclude()
 
     def cancel(self):
         """Cancel the call, where it can be cancelled."""

@@ -38,7 +38,6 @@ class Ask(Call):
     def __init__(self, context: Any, source: int, tag: int) -> None:
         self.context, self.source, self.tag = context, source, tag
         self.data: Any = None
-        self.finish = lambda: _object_in(self.data)
 
     def perform(self) -> Any:
         """Receive the object."""
@@ -47,6 +46,10 @@ class Ask(Call):
         self.data = np.empty(found.nbytes, np.uint8)
         return self.context.comm.recv(self.data, found.source, found.tag)
 
+    def conclude(self) -> Any:
+        """Return the object."""
+        return _object_in(self.data)
+
 
 class Awaiting(Call):
     """The receive of an object into memory that the caller gave, or that is large enough for most."""
@@ -54,14 +57,14 @@ class Awaiting(Call):
     def __init__(self, received: Any, room: Any) -> None:
         self.context, self.received, self.room = received.context, received, room
         self.transfer: Any = None
-        self.finish = self._object
 
     def begin(self) -> Any:
         """Begin to receive."""
         self.transfer = self.received.begin()
         return self.transfer
 
-    def _object(self) -> Any:
+    def conclude(self) -> Any:
+        """Return the object."""
         found = self.transfer.wait()
         return _object_in(self.room[: found.nbytes]) if found is not None else None
 

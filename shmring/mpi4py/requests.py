@@ -261,7 +261,6 @@ class _GeneralCall(Call):
         self.query_fn, self.free_fn, self.cancel_fn = query_fn, free_fn, cancel_fn
         self.args, self.kwargs = args or (), kwargs or {}
         self.promise, self.result = _Promise(), None
-        self.finish = self.conclude
         self.empty = Status()
 
     def begin(self) -> _Promise:

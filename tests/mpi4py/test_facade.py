@@ -1,0 +1,135 @@
+"""Semantics of `from shmring import MPI`: specifications of messages, errors, requests, operations.
+
+mpi4py's own tests, in upstream.py, cover the interface; these here are the ones that it has no test for.
+"""
+
+import pytest
+from running import run_code
+
+SELF = """
+import numpy as np
+from shmring import MPI
+
+def exchanged(given, taken):
+    MPI.COMM_SELF.Sendrecv(given, 0, 0, taken, 0, 0)
+
+def error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except Exception as error:
+        return type(error).__name__
+
+x, y = np.arange(4.0), np.zeros(4)
+exchanged([x, (2, 1)], [y, (2, 2), MPI.DOUBLE])
+print(*y)
+print(error_of(exchanged, [x, 5], y), error_of(exchanged, [x, (1, 4)], y), error_of(exchanged, [x, "@"], y))
+print(error_of(exchanged, x, b"12345678"), error_of(exchanged, x[::2], y), error_of(exchanged, [1, 2], y))
+send = MPI.COMM_SELF.Send
+print(error_of(exchanged, x.astype(">f8"), y), error_of(send, x, 1), error_of(send, x, 0, -1))
+try:
+    MPI.COMM_SELF.Sendrecv(x, 0, 0, y[:2], 0, 0)
+except MPI.Exception as error:
+    print(error.Get_error_class() == MPI.ERR_TRUNCATE, type(error.__cause__).__name__)
+"""
+
+
+def test_specifications_are_checked_before_anything_is_sent(tmp_path):
+    done = run_code(tmp_path, SELF, "--no-prefix", nprocs=1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "0.0 0.0 1.0 2.0",
+        "ValueError ValueError KeyError",
+        "BufferError ValueError TypeError",
+        "BufferError Exception Exception",
+        "True Truncated",
+    ]
+
+
+WORLD = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+
+# A function of the program is called in rank order: b = f(lower, higher).
+def keep_digits(a, b, datatype):
+    lower, higher = np.frombuffer(a, "i8"), np.frombuffer(b, "i8")
+    higher[:] = 10 * lower + higher
+
+digits = MPI.Op.Create(keep_digits)
+x, y = np.array([rank + 1]), np.zeros(1, "i8")
+comm.Allreduce(x, y, digits)
+assert y[0] == (12 if size == 2 else 123), y
+
+# Pairs of a value and a place; of equal values, the lower place.
+pairs = np.array([(5, rank)], MPI.DOUBLE_INT._ref.dtype)
+best = pairs.copy()
+comm.Allreduce([pairs, MPI.DOUBLE_INT], [best, MPI.DOUBLE_INT], MPI.MAXLOC)
+assert tuple(best[0]) == (5, 0), best
+
+# A reduce_scatter of pieces of different lengths; long double, which shmring does not reduce itself.
+counts = list(range(1, size + 1))
+part = np.zeros(rank + 1, np.longdouble)
+comm.Reduce_scatter(np.ones(sum(counts), np.longdouble), part, counts)
+assert (part == size).all(), part
+
+# Bytes are received as an object, and an object as bytes.
+request = comm.Isend([MPI.pickle.dumps(("a", rank)), MPI.BYTE], (rank + 1) % size)
+assert comm.recv(source=(rank - 1) % size) == ("a", (rank - 1) % size)
+request.Wait()
+assert request == MPI.REQUEST_NULL
+
+# A persistent request is started many times, and stays.
+total = comm.Allreduce_init(x, y)
+for value in range(3):
+    x[0] = value
+    total.Start()
+    total.Wait()
+    assert y[0] == value * size
+total.Free()
+
+# A synchronous send is complete once it is received.
+if rank == 0:
+    request = comm.issend("late", 1, 7)
+    assert not request.Test()
+    comm.Barrier()
+    request.Wait()
+else:
+    comm.Barrier()
+    if rank == 1:
+        assert comm.recv(source=0, tag=7) == "late"
+
+# Only the members of a group make its communicator.
+last = comm.Get_group().Incl([size - 1])
+alone = comm.Create_group(last) if rank == size - 1 else MPI.COMM_NULL
+assert (alone == MPI.COMM_NULL) == (rank < size - 1)
+comm.Barrier()
+print("well")
+"""
+
+
+@pytest.mark.parametrize("nprocs", [2, 3])
+def test_calls_among_ranks(tmp_path, nprocs):
+    done = run_code(tmp_path, WORLD, "--no-prefix", nprocs=nprocs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["well"] * nprocs
+
+
+REFUSED = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+try:
+    comm.Allreduce(np.zeros(2), np.zeros(2 if comm.rank else 3))
+except ValueError:
+    print("refused")
+except MPI.Exception as error:
+    print("told", type(error.__cause__).__name__)
+"""
+
+
+def test_a_wrong_argument_on_one_rank_keeps_no_other_waiting(tmp_path):
+    done = run_code(tmp_path, REFUSED, "--no-prefix")
+    assert sorted(done.stdout.splitlines()) == ["refused", "told Mismatch"], done.stderr
