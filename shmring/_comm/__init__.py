@@ -7,7 +7,7 @@ comm      point_to_point      endpoint      fused                 vector        
 
 init              a world -> a Comm
 work, awaitable   Work: a collective in the background; waiting for it in a coroutine
-objects           pickled objects for the `*_object` methods
+objects           frames: pickled objects as bytes, for the `*_object` methods
 ops               the reductions by name
 error_feedback    rounding errors of compressed transfers, added to the next call
 bucketer          Bucketer: gradients reduced bucket by bucket

@@ -6,18 +6,23 @@ import math
 import os
 import weakref
 
+from libc.stdint cimport uint64_t
+
 from .._arrays.operands cimport Memory
-from .._core.group cimport ALLOCATE, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT
+from .._core.group cimport (
+    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT,
+)
 from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._engine.engine cimport Engine
 from .collectives cimport algorithm_number
+from .objects cimport Slots, as_array, bytes_room, fits_in_slot, frame_in, nbytes_in, pack, unpack
 from .point_to_point cimport Messages
 
+from . import objects
 from .._diagnostics import failures
 from .._lifecycle import groups, shrink as shrinking
 from .._system import segments
-from . import objects
 from .._arrays import shared_array as shared
 from .._arrays.allocator import MOST_NBYTES, Arrays, filling, whole_pages
 from .._arrays.allocator import check as check_array
@@ -290,7 +295,7 @@ cdef class Comm(Messages):
         the pickle. timeout: seconds, for each of the calls that it makes.
         """
         frame = self.frame_of(BROADCAST, item, root, False)
-        received = self.engine.run_own_steps(objects.broadcast, self, frame, root, timeout)
+        received = self.engine.run_own_steps(self._broadcast_frame, frame, root, timeout)
         return item if frame is not None else received
 
     def all_gather_object(self, item, *, timeout=None):
@@ -298,8 +303,8 @@ cdef class Comm(Messages):
 
         item and timeout: as in `broadcast_object`.
         """
-        frame = self.frame_of(ALL_GATHER_V, item, 0, True)
-        return self.engine.run_own_steps(objects.all_gather, self, frame, timeout, may_be_step=True)
+        frame = self.frame_of(ALL_GATHER, item, 0, True)
+        return self.engine.run_own_steps(self._all_gather_frames, frame, timeout, may_be_step=True)
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Return a list, by rank, of copies of every rank's object on the root; return None on the other ranks.
@@ -307,7 +312,7 @@ cdef class Comm(Messages):
         item and timeout: as in `broadcast_object`.
         """
         frame = self.frame_of(GATHER_V, item, root, True)
-        return self.engine.run_own_steps(objects.gather, self, frame, root, timeout, may_be_step=True)
+        return self.engine.run_own_steps(self._gather_frames, as_array(frame), root, timeout, may_be_step=True)
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
         """Return a copy of the root's items[rank].
@@ -317,22 +322,63 @@ cdef class Comm(Messages):
         try:
             frames = None
             if self.root_number(root) == self.own_rank:
-                frames = list(map(objects.pack, items))
+                frames = list(map(objects.as_array, map(objects.pack, items)))
                 if len(frames) != self.nranks:
                     raise ValueError(f"there are {len(frames)} items for {self.nranks} ranks; give one for each")
         except Exception:
             self.engine.refuse(SCATTER_V)
             raise
-        return self.engine.run_own_steps(objects.scatter, self, frames, root, timeout, may_be_step=True)
+        return self.engine.run_own_steps(self._scatter_frames, frames, root, timeout, may_be_step=True)
 
     # Return the frame of this rank's object, or None if it sends none. Refuse a wrong root or an unpicklable object.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
         try:
             is_root = self.root_number(root) == self.own_rank
-            return objects.pack(item) if is_root or all_give else None
+            return pack(item) if is_root or all_give else None
         except Exception:
             self.engine.refuse(kind)
             raise
+
+    # The functions below run as steps of one call. They unpack within it: an exception then ends the communicator.
+
+    def _broadcast_frame(self, frame, root, timeout):
+        """Return the object in the root's frame on the other ranks, which pass None; None on the root."""
+        cdef Slots slots = self.slots_of_objects()
+        cdef uint64_t nbytes
+        if frame is not None:
+            slots.put(frame)
+        self.run(BROADCAST, slots.own, None, root, None, None, None, False, timeout)
+        nbytes = nbytes_in(slots.own)
+        if fits_in_slot(nbytes):
+            return None if frame is not None else unpack(frame_in(slots.own))
+        whole = bytes_room(nbytes) if frame is None else as_array(frame)
+        self.run(BROADCAST, whole, None, root, None, None, None, False, timeout)
+        return None if frame is not None else unpack(whole)
+
+    def _all_gather_frames(self, frame, timeout):
+        """Return the objects in all ranks' frames, by rank."""
+        cdef Slots slots = self.slots_of_objects()
+        slots.put(frame)
+        self.run(ALL_GATHER, slots.own, None, None, slots.every, None, None, False, timeout)
+        if fits_in_slot(slots.largest()):
+            frames = slots.frames()
+        else:
+            frames = self.run_vector(ALL_GATHER_V, as_array(frame), None, None, None, False, timeout)
+        return list(map(objects.unpack, frames))
+
+    def _gather_frames(self, frame, root, timeout):
+        """Return the objects in all ranks' frames, by rank, on the root; None on the others."""
+        frames = self.run_vector(GATHER_V, frame, root, None, None, False, timeout)
+        return None if frames is None else list(map(objects.unpack, frames))
+
+    def _scatter_frames(self, frames, root, timeout):
+        """Return the object in the root's frame for this rank. The other ranks pass None."""
+        return unpack(self.run_vector(SCATTER_V, frames, root, None, bytes_room(0), False, timeout))
+
+    cdef Slots slots_of_objects(self):
+        if self.slots is None:
+            self.slots = Slots(self.nranks)
+        return self.slots
 
     # -- the rest --
 

@@ -20,6 +20,9 @@ cdef class ProbedMessage
 cdef class Messages(Endpoint):
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
                                  object tag, object context, str what)
+    cdef int describe_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
+                            object tag, object context) except -1
+    cdef int set_envelope(self, Message *message, bint is_send, object peer, object tag, object context) except -1
     cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context,
                                bint wants_receipt, UnexpectedMessage *taken)

@@ -4,6 +4,7 @@ import operator
 import time
 
 cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -16,10 +17,9 @@ from .._p2p.matching cimport (
     ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage, withdraw,
 )
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
+from .objects cimport bytes_room, pack, unpack
 
-import numpy as np
 
-from . import objects
 from .._engine import state
 from ..errors import Error, Mismatch, Truncated
 
@@ -32,7 +32,8 @@ cdef double POLL_S = 0.025   # between two checks of the peer's liveness by a co
 # ---- descriptions of messages ----------------------------------------------------------------------------------
 
 cdef enum:
-    OBJECT = OPAQUE + 1      # dtype of objects packed by _comm/objects.py
+    OBJECT = OPAQUE + 1      # dtype of a frame of _comm/objects.pyx that is an array
+    PICKLE = OPAQUE + 2      # ... and of one that is a pickle
     MOST_ITEM_NBYTES = (1 << 23) - 1
     FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then for opaque items
     ITEM_SHIFT = 9           # ... their size
@@ -61,6 +62,10 @@ cdef size_t item_nbytes(uint64_t kind) noexcept:
     return dtype_nbytes(dtype) if dtype < SR_DTYPES else 1
 
 
+cdef inline bint is_object(uint64_t kind) noexcept:
+    return kind == OBJECT or kind == PICKLE
+
+
 cdef object dtype_name(uint64_t kind):
     cdef uint32_t dtype = <uint32_t> kind & 0xff
     return state.DTYPES[dtype] if dtype < SR_DTYPES else None
@@ -68,7 +73,7 @@ cdef object dtype_name(uint64_t kind):
 
 cdef str described(uint64_t kind, size_t nbytes):
     cdef uint32_t dtype = <uint32_t> kind & 0xff
-    if dtype == OBJECT:
+    if is_object(dtype):
         return "an object"
     name = dtype_name(kind) or f"{item_nbytes(kind)}-byte items"
     return f"{name}[{nbytes // item_nbytes(kind)}]" + (" in Fortran order" if kind & FORTRAN else "")
@@ -128,7 +133,7 @@ cdef uint32_t context_number(object context) except? 2:
 
 cdef object mismatch(Message *message, int rank, str what_now):
     came = described(message.came_kind, message.came_nbytes)
-    wanted = "an object" if message.kind == OBJECT else described(message.kind, message.nbytes)
+    wanted = "an object" if is_object(message.kind) else described(message.kind, message.nbytes)
     if came == wanted:
         came += " of another dtype"
     text = (f"rank {message.source} sent {came} with tag {message.came_tag}, rank {rank} receives {wanted}: "
@@ -312,11 +317,10 @@ cdef class Messages(Endpoint):
         cdef Message message
         cdef Operand operand
         operand.held = False
-        frame = objects.pack(item)
+        frame = pack(item)
         self.begin_messaging()
         try:
-            _kept = self.describe_message(&message, &operand, frame, True, dest, tag, context, "item")
-            message.kind = OBJECT
+            self.describe_frame(&message, &operand, frame, True, dest, tag, context)
             message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.post_and_wait(&message, timeout_ns)
@@ -350,11 +354,7 @@ cdef class Messages(Endpoint):
                                  object tag, object context, str what):
         memset(message, 0, sizeof(Message))
         kept = take(operand, x, not is_send, what, True)
-        message.is_send = is_send
-        message.peer = self.rank_number(peer, "dest" if is_send else "source", not is_send)
-        message.tag = tag_number(tag, not is_send)
-        if context is not PROGRAM:
-            message.context = context_number(context)
+        self.set_envelope(message, is_send, peer, tag, context)
         message.kind = kind_of(operand)
         message.data = operand.data
         message.nbytes = operand.count * operand.itemsize
@@ -364,17 +364,30 @@ cdef class Messages(Endpoint):
     cdef object describe_object(self, Message *message, Operand *operand, const Message *found):
         cdef Message probe = found[0]
         probe.kind = OBJECT
-        if probe.came_kind != OBJECT:
+        if not is_object(probe.came_kind):
             raise mismatch(&probe, self.own_rank, "it stays for recv")
-        frame = np.empty(probe.came_nbytes, np.uint8)
-        _kept = self.describe_message(message, operand, frame, False, probe.source, probe.came_tag, probe.context,
-                                      "item")
-        message.kind = OBJECT
+        frame = (PyBytes_FromStringAndSize(NULL, probe.came_nbytes) if probe.came_kind == PICKLE
+                 else bytes_room(probe.came_nbytes))
+        self.describe_frame(message, operand, frame, False, probe.source, probe.came_tag, probe.context)
         return frame
+
+    # Describe the transfer of a frame, which the caller keeps.
+    cdef int describe_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
+                            object tag, object context) except -1:
+        if not PyBytes_CheckExact(frame):
+            self.describe_message(message, operand, frame, is_send, peer, tag, context, "item")
+            message.kind = OBJECT
+            return 0
+        memset(message, 0, sizeof(Message))
+        self.set_envelope(message, is_send, peer, tag, context)
+        message.kind = PICKLE
+        message.data = <unsigned char *> PyBytes_AS_STRING(frame)
+        message.nbytes = PyBytes_GET_SIZE(frame)
+        return 0
 
     cdef object unpack_received(self, object frame, Message *message, bint with_status):
         try:
-            item = objects.unpack(frame)
+            item = unpack(frame)
             return (item, status_of(message)) if with_status else item
         except BaseException as error:
             if not isinstance(error, Exception) or isinstance(error, MemoryError):   # else it cannot be unpickled
@@ -384,8 +397,14 @@ cdef class Messages(Endpoint):
     cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1:
         memset(message, 0, sizeof(Message))
         message.is_probe = True
-        message.peer = self.rank_number(source, "source", True)
-        message.tag = tag_number(tag, True)
+        self.set_envelope(message, False, source, tag, context)
+        return 0
+
+    cdef int set_envelope(self, Message *message, bint is_send, object peer, object tag,
+                          object context) except -1:
+        message.is_send = is_send
+        message.peer = self.rank_number(peer, "dest" if is_send else "source", not is_send)
+        message.tag = tag_number(tag, not is_send)
         if context is not PROGRAM:
             message.context = context_number(context)
         return 0

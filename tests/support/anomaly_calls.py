@@ -11,6 +11,7 @@ import os
 import pickle
 import tempfile
 import time
+from fractions import Fraction
 
 import numpy as np
 
@@ -337,11 +338,13 @@ class Blob:
 
 
 def _thing(rank):
-    return {"rank": rank, "blob": Blob(bytes([rank]) * 9000)}
+    """Return an object that Python code of the standard library pickles and unpickles."""
+    return {"rank": rank, "part": Fraction(rank, 7), "blob": Blob(bytes([rank]) * 9000)}
 
 
 def _check_thing(found, rank):
     assert found["rank"] == rank, found["rank"]
+    assert found["part"] == Fraction(rank, 7), found["part"]
     assert bytes(found["blob"].data) == bytes([rank]) * 9000
 
 

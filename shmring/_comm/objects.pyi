@@ -1,0 +1,22 @@
+"""Types of the frames of Python objects."""
+
+from typing import Any
+
+import numpy as np
+
+class Slots:
+    """The slots of one communicator: this rank's own, and all ranks' that an all_gather collects."""
+
+    @property
+    def own(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
+    @property
+    def every(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
+
+def as_array(frame: bytes | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the frame as an array."""
+
+def pack(item: object) -> bytes | np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the object as a frame. Raise the errors of pickle."""
+
+def unpack(frame: bytes | np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
+    """Return the object of a frame. Its arrays are writable and use the frame's memory."""
