@@ -1,0 +1,46 @@
+"""The ranks under `python -m mpi4py.futures`: rank 0 runs the program, the others carry out its tasks."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable
+
+from ..run import set_abort_status
+from .pool import share
+from .workers import MPI, Manager, serve
+
+
+def run(program: list[str], run_program: Callable[[], None]) -> None:
+    """Run the program on rank 0, with the other ranks as its workers; collective over the world."""
+    world = MPI.COMM_WORLD
+    if world.Get_rank() != 0:
+        _import_main(program)
+        serve(world, 0)
+        return
+    manager = Manager(world, 0) if world.Get_size() > 1 else None
+    share(manager)
+    try:
+        run_program()
+    except SystemExit as ending:
+        if ending.code not in (None, 0):
+            set_abort_status(ending)
+            raise
+    if manager is not None:
+        manager.close()
+
+
+def _import_main(program: list[str]) -> None:
+    """Make the program's functions known as those of `__main__`; its module is called `__worker__`."""
+    module = types.ModuleType("__worker__")
+    if program[0] == "-m":
+        names = runpy.run_module(program[1], run_name="__worker__", alter_sys=True)
+    elif program[0] in ("-c", "-"):
+        return
+    else:
+        sys.path[0] = os.path.realpath(os.path.dirname(program[0]))
+        names = runpy.run_path(program[0], run_name="__worker__")
+    vars(module).update(names)
+    sys.modules["__main__"] = sys.modules["__worker__"] = module

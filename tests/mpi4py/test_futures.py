@@ -1,0 +1,151 @@
+"""mpi4py.futures on the ranks of a communicator."""
+
+import pytest
+from running import run_code
+
+HEAD = """
+import time
+from mpi4py import MPI, futures
+
+def square(x):
+    return x * x
+
+def fail(x):
+    raise ValueError(x)
+
+"""
+
+
+def run(tmp_path, code, *options, nprocs):
+    indented = HEAD.replace("\n", "\n        ") + code
+    done = run_code(tmp_path, indented, "--mpi4py", "--no-prefix", *options, nprocs=nprocs)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 4])
+def test_tasks_run_on_the_other_ranks(tmp_path, nprocs):
+    code = """
+        with futures.MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+            if executor is not None:
+                assert executor.num_workers == max(1, MPI.COMM_WORLD.size - 1)
+                expected = [x * x for x in range(50)]
+                assert list(executor.map(square, range(50))) == expected
+                assert list(executor.map(square, range(50), chunksize=7)) == expected
+                assert list(executor.map(square, range(50), buffersize=3)) == expected
+                assert sorted(executor.map(square, range(50), unordered=True)) == expected
+                assert list(executor.starmap(pow, [(2, 3), (3, 2)])) == [8, 9]
+                done = futures.as_completed([executor.submit(square, x) for x in range(10)])
+                assert sorted(future.result() for future in done) == expected[:10]
+                print("all right")
+        MPI.COMM_WORLD.Barrier()
+    """
+    assert run(tmp_path, code, nprocs=nprocs) == ["all right"]
+
+
+def test_every_rank_can_be_the_one_with_the_executor(tmp_path):
+    code = """
+        for root in range(MPI.COMM_WORLD.size):
+            with futures.MPICommExecutor(MPI.COMM_WORLD, root) as executor:
+                assert (executor is not None) == (rank == root)
+                if executor is not None:
+                    where = executor.submit(MPI.COMM_WORLD.Get_rank).result()
+                    assert where != root
+                    print(root)
+    """
+    assert run(tmp_path, code, nprocs=3) == ["0", "1", "2"]
+
+
+def test_an_exception_comes_with_the_workers_traceback(tmp_path):
+    code = """
+        with futures.MPICommExecutor() as executor:
+            if executor is not None:
+                error = executor.submit(fail, 7).exception()
+                print(repr(error), "in fail" in str(error.__cause__))
+                unpicklable = executor.submit(square, lambda: 0).exception()
+                print("pickle" in str(unpicklable))
+                print(executor.submit(square, 3).result())
+    """
+    assert run(tmp_path, code, nprocs=2) == ["ValueError(7) True", "True", "9"]
+
+
+def test_an_initializer_runs_on_each_worker_and_breaks_the_executor_if_it_fails(tmp_path):
+    code = """
+        def note(name):
+            global noted
+            noted = name
+
+        def read(_):
+            return noted
+
+        with futures.MPICommExecutor(initializer=note, initargs=("a",)) as executor:
+            if executor is not None:
+                print(set(executor.map(read, range(20))))
+        with futures.MPICommExecutor(initializer=fail, initargs=(1,)) as executor:
+            if executor is not None:
+                try:
+                    while True:
+                        executor.submit(square, 1)
+                        time.sleep(0.01)
+                except futures.BrokenExecutor as error:
+                    print(repr(error.__cause__))
+    """
+    assert run(tmp_path, code, nprocs=3) == ["{'a'}", "ValueError(1)"]
+
+
+def test_shutdown_waits_or_cancels(tmp_path):
+    code = """
+        with futures.MPICommExecutor() as executor:
+            if executor is not None:
+                given = [executor.submit(time.sleep, 0.2) for _ in range(5)]
+                executor.shutdown(cancel_futures=True)
+                print([future.cancelled() for future in given])
+                try:
+                    executor.submit(square, 1)
+                except RuntimeError as error:
+                    print(error)
+    """
+    lines = run(tmp_path, code, nprocs=2)
+    assert lines == [
+        "[False, True, True, True, True]",
+        "cannot submit a task: the executor has been shut down",
+    ]
+
+
+@pytest.mark.parametrize("nprocs", [1, 3])
+def test_a_program_under_the_command_has_the_other_ranks_as_workers(tmp_path, nprocs):
+    (tmp_path / "program.py").write_text(
+        """
+import sys
+from mpi4py import futures
+
+def total(n):
+    comm = futures.get_comm_workers()
+    comm.Barrier()
+    return comm.allreduce(n)
+
+if __name__ == "__main__":
+    with futures.MPIPoolExecutor() as executor:
+        each = [executor.submit(total, 5) for _ in range(executor.num_workers)]
+        print([future.result() for future in each], sys.argv[1:])
+    sys.exit()
+"""
+    )
+    code = f"""
+        import runpy
+        sys.argv[1:] = [{str(tmp_path / "program.py")!r}, "-x"]
+        runpy.run_module("mpi4py.futures", run_name="__main__", alter_sys=True)
+    """
+    workers = max(1, nprocs - 1)
+    assert run(tmp_path, code, nprocs=nprocs) == [f"{[5 * workers] * workers} ['-x']"]
+
+
+def test_a_pool_that_would_spawn_is_refused(tmp_path):
+    code = """
+        try:
+            futures.MPIPoolExecutor()
+        except NotImplementedError as error:
+            print(error)
+    """
+    (line,) = run(tmp_path, code, nprocs=1)
+    assert line.startswith("shmring's MPI spawns no processes: run the program by `-m mpi4py.futures`")
