@@ -7,7 +7,7 @@ import pytest
 
 from tests.mpi4py import upstream
 
-FILES = ["test_group", "test_status", "test_msgzero", "test_toplevel", "test_info", "test_pickle"]
+FILES = ["test_group", "test_status", "test_msgzero", "test_toplevel", "test_pickle"]
 
 
 @pytest.fixture(scope="session")
