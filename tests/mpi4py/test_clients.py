@@ -140,7 +140,9 @@ EXPECTED = {
 def test_a_client_runs_unchanged(tmp_path, package, nprocs):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    done = run_code(tmp_path, PROGRAMS[package], "--mpi4py", "--no-prefix", nprocs=nprocs)
+    # dlp_mpi insists on the second variable.
+    options = {"nprocs": nprocs, "MKL_NUM_THREADS": "1"}
+    done = run_code(tmp_path, PROGRAMS[package], "--mpi4py", "--no-prefix", **options)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^{EXPECTED[package]}$", done.stdout, re.M), done.stdout
 
