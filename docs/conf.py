@@ -21,15 +21,23 @@ import shmring
 project = "shmring"
 copyright = "the authors of shmring"
 release = version = shmring.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "shmring"
 html_static_path = ["page.css"]
 html_css_files = ["page.css"]
-default_role = "code"  # the docstrings' single backticks
+default_role = "py:obj"  # the docstrings' single backticks: links, if they name something public
 autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+napoleon_custom_sections = [
+    ("Parameters of several methods", "params_style"),
+    ("Errors of every collective", "params_style"),
+    ("Errors of one-sided methods", "params_style"),
+]
 
 # Classes whose objects only calls make: showing the constructor's arguments would mislead.
 MADE_BY_CALLS = {"Adoption", "Comm", "Plan", "SharedArray", "Status", "Transfer", "Work"}
@@ -46,24 +54,32 @@ def signature(app, what, name, item, options, arguments, returns):
 
 
 def docstring(app, what, name, item, options, lines):
-    """Escape the markup of reStructuredText: docstrings are plain text with backticks."""
-    if not any(lines):  # attributes of classes in C have their docstrings in the stub
-        lines[:] = stub_docstrings().get(".".join(name.split(".")[-2:]), "").splitlines()
+    """Escape the markup of reStructuredText: docstrings are plain text with backticks and sections."""
+    member = ".".join(name.split(".")[-2:])
+    stub = stub_members().get(member)
+    if stub and not any(lines):  # attributes of classes in C have their docstrings in the stub
+        lines[:] = (ast.get_docstring(stub) or "").splitlines()
+    is_code = False
     for number, line in enumerate(lines):
-        pieces = re.split(r"(`[^`]*`)", line)
-        pieces[::2] = [re.sub(r"[*|\\]|(?<=\w)_(?!\w)", r"\\\g<0>", piece) for piece in pieces[::2]]
-        lines[number] = "".join(pieces)
+        is_code = line.startswith(">>>") or (is_code and line.strip() != "")
+        if not is_code:
+            pieces = re.split(r"(`[^`]*`)", line)
+            pieces[1::2] = [f":code:{piece}" if piece.startswith("`.") else piece for piece in pieces[1::2]]
+            pieces[::2] = [re.sub(r"[*|\\]|(?<=\w)_(?!\w)", r"\\\g<0>", piece) for piece in pieces[::2]]
+            lines[number] = "".join(pieces)
+    if stub and what in ("attribute", "property") and stub.returns:
+        lines += ["", f":type: {ast.unparse(stub.returns)}"]
 
 
 @functools.cache
-def stub_docstrings():
-    """Return a dict from "Class.name" to its docstring in the stubs."""
+def stub_members():
+    """Return a dict from "Class.name" to the first definition in the stubs."""
     found = {}
     for stub in Path(shmring.__file__).parent.rglob("*.pyi"):
         for node in ast.parse(stub.read_text()).body:
             for member in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(member, ast.FunctionDef):
-                    found[f"{node.name}.{member.name}"] = ast.get_docstring(member) or ""
+                    found.setdefault(f"{node.name}.{member.name}", member)
     return found
 
 
@@ -101,5 +117,5 @@ def literal(text):
 
 def setup(app):
     app.connect("autodoc-process-signature", signature)
-    app.connect("autodoc-process-docstring", docstring)
+    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon
     app.add_directive("command-help", CommandHelp)

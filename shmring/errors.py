@@ -16,10 +16,22 @@ WAIT_LONGER = "to wait longer give a larger timeout (timeout= or SHMRING_TIMEOUT
 class Error(RuntimeError):
     """The base class of all errors that shmring defines.
 
-    Attributes: `rank`, the rank that the error is about (None: no single rank); `op`, the name of the call in
-    which the first rank gave up; `seq`, the number of that call on the communicator, if it was a collective;
-    `where`, if the error ends a communicator, the position of each rank as this rank saw it: a tuple of texts
-    such as "in all_reduce(float32[1024], sum) #12, waiting 3.2 s for rank 1" or "after barrier() #11".
+    Attributes
+    ----------
+    rank : int or None
+        The rank that the error is about; None: no single rank.
+    op : str or None
+        The name of the call in which the first rank gave up.
+    seq : int or None
+        The number of that call on the communicator, if it was a collective.
+
+    Examples
+    --------
+    >>> try:
+    ...     comm.all_reduce(np.ones(3 + comm.rank), timeout=10)
+    ... except shmring.Error as error:
+    ...     type(error).__name__, error.op
+    ('Mismatch', 'all_reduce')
     """
 
     def __init__(
@@ -48,7 +60,12 @@ class Error(RuntimeError):
 
     @property
     def where(self) -> tuple[str, ...]:
-        """Return by rank the position of each rank; () if the error has no snapshot."""
+        """The position of each rank, by rank, as this rank saw it; () if the error does not end a
+        communicator.
+
+        A position is a text such as "in all_reduce(float32[1024], sum) #12, waiting 3.2 s for rank 1" or
+        "after barrier() #11".
+        """
         self._be_told()
         return self._where
 
@@ -71,7 +88,17 @@ class Error(RuntimeError):
 
 
 class RankFailed(Error):
-    """A rank's process has ended: `rank` is its number, `host` its host, `cause` how it ended."""
+    """A rank's process has ended.
+
+    Attributes
+    ----------
+    rank : int
+        Its number.
+    host : str or None
+        Its host.
+    cause : str or None
+        How it ended.
+    """
 
     def __init__(
         self,
@@ -89,11 +116,23 @@ class RankFailed(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """A rank did not enter a call, or make progress in it, before the deadline: `rank` is its number."""
+    """A rank did not enter a call, or make progress in it, before the deadline.
+
+    Attributes
+    ----------
+    rank : int or None
+        Its number.
+    """
 
 
 class Mismatch(Error):
-    """The ranks' calls differ; `calls` holds a readable call for each rank."""
+    """The ranks' calls differ.
+
+    Attributes
+    ----------
+    calls : tuple of str
+        A readable call for each rank.
+    """
 
     def __init__(
         self,
@@ -113,7 +152,15 @@ class Truncated(Error, ValueError):
 
 
 class Aborted(Error):
-    """A rank aborted the communicator: `rank` is its number, `reason` is the text that it gave."""
+    """A rank aborted the communicator.
+
+    Attributes
+    ----------
+    rank : int
+        Its number.
+    reason : str
+        The text that it gave.
+    """
 
     def __init__(
         self,
@@ -133,7 +180,13 @@ class Closed(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Shared memory could not be allocated: wanted_nbytes of it, of available_nbytes."""
+    """Shared memory could not be allocated.
+
+    Attributes
+    ----------
+    wanted_nbytes, available_nbytes : int or None
+        Bytes that were needed, and that were there.
+    """
 
     def __init__(
         self,
@@ -154,6 +207,25 @@ def agreed(error: E) -> E:
     """Mark an error that does not end the communicator although it ends a call of several steps.
 
     Either all ranks raise it in the same call, or the ranks that raise it have notified the others.
+
+    Parameters
+    ----------
+    error : BaseException
+        For a function that `Comm.run_steps` runs.
+
+    Returns
+    -------
+    BaseException
+        The same error.
+
+    Examples
+    --------
+    >>> def halve(comm, n):
+    ...     if comm.all_reduce(n, "max") % 2:
+    ...         raise shmring.errors.agreed(ValueError("n is odd on a rank"))
+    ...     return n // 2
+    >>> comm.run_steps(halve, comm, 4)
+    2
     """
     error.shmring_agreed = True  # type: ignore[attr-defined]
     return error

@@ -38,9 +38,30 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Link:
-    """A link between ranks. alpha_s: the latency of a message in seconds. beta: the bytes a second that a
-    rank sends and, at the same time, receives. gamma: the bytes a second that a rank folds; infinity if
-    folding overlaps with transfers or is included in beta."""
+    """A link between ranks.
+
+    Parameters
+    ----------
+    alpha_s : float
+        The latency of a message, in seconds.
+    beta : float
+        The bytes a second that a rank sends and, at the same time, receives.
+    gamma : float
+        The bytes a second that a rank folds; infinity if folding overlaps with transfers or is included in
+        beta.
+
+    Raises
+    ------
+    ValueError
+        For a negative latency, or a rate that is not positive.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> wire = model.Link(alpha_s=50e-6, beta=125e6)  # 1 Gbit/s
+    >>> round(model.ring(1 << 20, 8).seconds(wire), 4)
+    0.0154
+    """
 
     alpha_s: float
     beta: float
@@ -55,9 +76,22 @@ class Link:
 class Cost:
     """The cost of a call on its critical path, the longest chain of dependent steps.
 
-    steps: a step costs alpha once, regardless of the number of concurrent messages. nbytes: the bytes through
-    the busiest link, counted once if sending and receiving overlap. folded_nbytes: the bytes folded.
-    sent_nbytes: the bytes sent by the rank that sends the most.
+    Parameters
+    ----------
+    steps : int
+        A step costs alpha once, regardless of the number of concurrent messages.
+    nbytes : float
+        The bytes through the busiest link, counted once if sending and receiving overlap.
+    folded_nbytes : float
+        The bytes folded.
+    sent_nbytes : float
+        The bytes sent by the rank that sends the most.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.ring(1000, 4)
+    Cost(steps=6, nbytes=1500.0, folded_nbytes=750.0, sent_nbytes=1500.0)
     """
 
     steps: int
@@ -66,7 +100,18 @@ class Cost:
     sent_nbytes: float
 
     def seconds(self, link: Link) -> float:
-        """Return the seconds that the model predicts."""
+        """Return the seconds that the model predicts.
+
+        Parameters
+        ----------
+        link : Link
+            The link.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.steps * link.alpha_s + self.nbytes / link.beta + self.folded_nbytes / link.gamma
 
 
@@ -74,28 +119,124 @@ class Cost:
 
 
 def ring(nbytes: float, ranks: int) -> Cost:
-    """Reduce-scatter and all-gather in a ring (Patarasuk and Yuan 2009): 2(N-1) steps of n/N bytes."""
+    """Return the cost of reduce-scatter and all-gather in a ring (Patarasuk and Yuan 2009).
+
+    It takes 2(N-1) steps of n/N bytes.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of the message, n.
+    ranks : int
+        Number of ranks, N.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.ring(1000, 4).steps
+    6
+    """
     part = phase_nbytes(nbytes, ranks)
     return Cost(2 * (ranks - 1), 2 * part, part, 2 * part)
 
 
 def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
-    """Two opposite rings, each with half of the message. links: 2 if a rank has a link for each
-    neighbour, as in a torus, which halves a ring's time for large messages. With 1 the halves share the link,
-    and the cost is a ring's."""
+    """Return the cost of two opposite rings, each with half of the message.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `ring`.
+    links : int
+        2 if a rank has a link for each neighbour, as in a torus, which halves a ring's time for large
+        messages. With 1 the halves share the link, and the cost is a ring's.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.bidirectional_ring(1000, 4, links=2).nbytes
+    750.0
+    """
     one = ring(nbytes, ranks)
     return Cost(one.steps, one.nbytes / links, one.folded_nbytes, one.sent_nbytes)
 
 
 def direct(nbytes: float, ranks: int) -> Cost:
-    """Reduce-scatter and all-gather in one step each, in which all ranks send to all: shmring's own."""
+    """Return the cost of reduce-scatter and all-gather in one step each, in which all ranks send to all:
+    shmring's own.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `ring`.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.direct(1000, 4).steps
+    2
+    """
     part = phase_nbytes(nbytes, ranks)
     return Cost(2 * (ranks > 1), 2 * part, part, 2 * part)
 
 
 def halving_doubling(nbytes: float, ranks: int) -> Cost:
-    """Recursive halving, then doubling (Rabenseifner 2004): 2 log2 N steps if N is a power of two. Else
-    ranks beyond the largest power first send all data and at last receive the result: 2 steps and 2n more."""
+    """Return the cost of recursive halving, then doubling (Rabenseifner 2004).
+
+    It takes 2 log2 N steps if N is a power of two. Else ranks beyond the largest power first send all data
+    and at last receive the result: 2 steps and 2n more.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `ring`.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.halving_doubling(1000, 4).steps
+    4
+    """
     _others(ranks)
     power = 1 << (ranks.bit_length() - 1)
     part = phase_nbytes(nbytes, power)
@@ -105,16 +246,64 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
 
 
 def tree(nbytes: float, ranks: int) -> Cost:
-    """Reduce and broadcast along a binomial tree, without chunks: 2 ceil(log2 N) steps of n."""
+    """Return the cost of reduce and broadcast along a binomial tree, without chunks: 2 ceil(log2 N) steps of
+    n.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `ring`.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.tree(1000, 4).steps
+    4
+    """
     levels = _levels(ranks)
     return Cost(2 * levels, 2 * levels * nbytes, levels * nbytes, levels * nbytes)
 
 
 def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
-    """Two binary trees, each with half of the message (Sanders, Speck and Träff 2009). No rank has
-    children in both. Chunks pass up, then down, in a pipeline: 2(ceil(log2 N) + chunks - 1) steps. With one
-    chunk the cost is a tree's; with many it is 2n/beta. Of two ranks, one has a child and half the
-    bytes."""
+    """Return the cost of two binary trees, each with half of the message (Sanders, Speck and Träff 2009).
+
+    No rank has children in both. Chunks pass up, then down, in a pipeline: 2(ceil(log2 N) + chunks - 1)
+    steps. With one chunk the cost is a tree's; with many it is 2n/beta. Of two ranks, one has a child and
+    half the bytes.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `ring`.
+    chunks : int
+        Number of chunks.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.double_tree(1000, 4, chunks=10).steps
+    22
+    """
     children = min(2, _others(ranks))
     steps = _levels(ranks) + chunks - 1 if ranks > 1 else 0
     half = steps * children * nbytes / (2 * chunks)
@@ -123,15 +312,63 @@ def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
 
 
 def master(nbytes: float, ranks: int) -> Cost:
-    """All ranks send all data to rank 0 and receive the result from rank 0."""
+    """Return the cost if all ranks send all data to rank 0 and receive the result from rank 0.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `ring`.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.master(1000, 4).steps
+    2
+    """
     all_others = _others(ranks) * nbytes
     return Cost(2 * (ranks > 1), 2 * all_others, all_others, all_others)
 
 
 def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
-    """Workers push to ranks that only serve, and pull from them (Li et al. 2014). Each server has its
-    part of the message. Nn/servers bytes enter a server's link, then leave it, since the sum must be complete
-    first. A worker's link carries n bytes, which is more if there are more servers than workers."""
+    """Return the cost if workers push to ranks that only serve, and pull from them (Li et al. 2014).
+
+    Each server has its part of the message. Nn/servers bytes enter a server's link, then leave it, since the
+    sum must be complete first. A worker's link carries n bytes, which is more if there are more servers than
+    workers.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of the message, n.
+    workers, servers : int
+        Their numbers; N workers.
+
+    Returns
+    -------
+    Cost
+        Of a push and a pull.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one worker or server.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.parameter_server(1000, 4).nbytes
+    8000.0
+    """
     _others(workers)
     if servers < 1:
         raise ValueError(f"{servers} servers; there must be 1 or more")
@@ -141,11 +378,38 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
 
 
 def hierarchical(nbytes: float, hosts: int, ranks: int) -> tuple[Cost, Cost]:
-    """Costs inside each host, and between hosts. `ranks` on each of `hosts` reduce-scatter in memory,
-    counterparts exchange their slices, and each host gathers. The second cost is for a host's link, which its
-    ranks share. One after the other they take the sum of both times; if they overlap, as in shmring, they
-    take
-    little more than the larger one."""
+    """Return two costs: inside each host, and between hosts.
+
+    `ranks` on each of `hosts` reduce-scatter in memory, counterparts exchange their slices, and each host
+    gathers. The second cost is for a host's link, which its ranks share. One after the other they take the
+    sum of both times; if they overlap, as in shmring, they take little more than the larger one.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of the message.
+    hosts : int
+        Number of hosts.
+    ranks : int
+        Number of ranks on each host.
+
+    Returns
+    -------
+    tuple of Cost
+        Inside a host, between hosts.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> inside, between = model.hierarchical(1000, hosts=2, ranks=4)
+    >>> between.nbytes
+    1000.0
+    """
     return direct(nbytes, ranks), direct(nbytes, hosts)
 
 
@@ -161,7 +425,33 @@ ALGORITHMS: Mapping[str, Callable[[float, int], Cost]] = {
 
 
 def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
-    """Return the cost of an algorithm, one of ALGORITHMS; a double tree has the best number of chunks."""
+    """Return the cost of an algorithm; a double tree has the best number of chunks.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of ALGORITHMS.
+    nbytes, ranks
+        As in `ring`.
+    link : Link
+        The link.
+
+    Returns
+    -------
+    Cost
+        Of an all-reduce.
+
+    Raises
+    ------
+    ValueError
+        For another algorithm.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.all_reduce("tree", 1000, 4, model.Link(1e-6, 1e9)).steps
+    4
+    """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm is {algorithm!r}; the model has {', '.join(ALGORITHMS)}")
     if algorithm == "double_tree":
@@ -170,7 +460,29 @@ def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
 
 
 def seconds(algorithm: str, nbytes: float, ranks: int, link: Link) -> float:
-    """Return the seconds of an all-reduce of nbytes."""
+    """Return the seconds of an all-reduce of nbytes.
+
+    Parameters
+    ----------
+    algorithm, nbytes, ranks, link
+        As in `all_reduce`.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Raises
+    ------
+    ValueError
+        For another algorithm.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.seconds("direct", 0, 4, model.Link(alpha_s=1e-6, beta=1e9))
+    2e-06
+    """
     return all_reduce(algorithm, nbytes, ranks, link).seconds(link)
 
 
@@ -183,8 +495,33 @@ def _best_chunks(nbytes: float, ranks: int, link: Link) -> int:
 
 
 def crossover(ranks: int, link: Link, *, short: str = "tree", long: str = "ring") -> float:
-    """Return the bytes from which on `long` is faster: 0 if it always is, infinity if it never is. The time
-    of both algorithms must be linear in the bytes: all but double_tree."""
+    """Return the bytes from which on `long` is faster: 0 if it always is, infinity if it never is.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    link : Link
+        The link.
+    short, long : str
+        Two of ALGORITHMS whose time is linear in the bytes: all but double_tree.
+
+    Returns
+    -------
+    float
+        Bytes.
+
+    Raises
+    ------
+    ValueError
+        For "double_tree".
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> round(model.crossover(8, model.Link(alpha_s=50e-6, beta=125e6)))
+    11765
+    """
     if "double_tree" in (short, long):
         raise ValueError("the time of a double_tree is not linear in the bytes: compare `seconds`")
     bare = Link(0, link.beta, link.gamma)
@@ -199,19 +536,82 @@ def crossover(ranks: int, link: Link, *, short: str = "tree", long: str = "ring"
 
 
 def phase_nbytes(nbytes: float, ranks: int) -> float:
-    """Return V(p-1)/p: the least that each rank sends in a reduce-scatter or all-gather of nbytes."""
+    """Return V(p-1)/p: the least that each rank sends in a reduce-scatter or all-gather of nbytes.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of all ranks' parts, V.
+    ranks : int
+        Number of ranks, p.
+
+    Returns
+    -------
+    float
+        Bytes.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.phase_nbytes(1000, 4)
+    750.0
+    """
     return nbytes * _others(ranks) / ranks
 
 
 def phase_bound_s(nbytes: float, ranks: int, beta: float) -> float:
-    """Return V(p-1)/(p beta): the least time of a reduce-scatter or an all-gather. It is less than V/beta for
-    any number of ranks. An all-reduce needs both."""
+    """Return V(p-1)/(p beta): the least time of a reduce-scatter or an all-gather.
+
+    It is less than V/beta for any number of ranks. An all-reduce needs both.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `phase_nbytes`.
+    beta : float
+        As in `Link`.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.phase_bound_s(1e9, 4, beta=1e9)
+    0.75
+    """
     return phase_nbytes(nbytes, ranks) / beta
 
 
 def redundant_nbytes(nbytes: float, ranks: int) -> float:
-    """Return (p-1)V: the bytes beyond one copy if each rank holds all of V bytes. An all-gather, which makes
-    these copies, moves as many bytes, and so does a reduce-scatter, which removes them."""
+    """Return (p-1)V: the bytes beyond one copy if each rank holds all of V bytes.
+
+    An all-gather, which makes these copies, moves as many bytes, and so does a reduce-scatter, which removes
+    them.
+
+    Parameters
+    ----------
+    nbytes, ranks
+        As in `phase_nbytes`.
+
+    Returns
+    -------
+    float
+        Bytes.
+
+    Raises
+    ------
+    ValueError
+        For fewer than one rank.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.redundant_nbytes(1000, 4)
+    3000
+    """
     return _others(ranks) * nbytes
 
 
@@ -222,7 +622,24 @@ def redundant_nbytes(nbytes: float, ranks: int) -> float:
 class Training:
     """A training step: compute_s seconds, then an all-reduce of gradient_nbytes without overlap.
 
-    beta: as in a Link. ranks: math.inf gives the limit.
+    Parameters
+    ----------
+    gradient_nbytes : float
+        Bytes of the gradient, D.
+    compute_s : float
+        Seconds of computing, T_s.
+
+    Raises
+    ------
+    ValueError
+        For a negative number of bytes, or a time that is not positive.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> training = model.Training(gradient_nbytes=1e9, compute_s=1.0)
+    >>> training.efficiency(ranks=4, beta=1e9)
+    0.4
     """
 
     gradient_nbytes: float
@@ -233,25 +650,94 @@ class Training:
             raise ValueError(f"{self}: gradient_nbytes must be 0 or more, compute_s more than 0")
 
     def transfer_s(self, ranks: float, beta: float) -> float:
-        """Return the transfer time T_t = 2D(n-1)/(nS)."""
+        """Return the transfer time T_t = 2D(n-1)/(nS).
+
+        Parameters
+        ----------
+        ranks : float
+            Number of ranks, n; math.inf gives the limit.
+        beta : float
+            As in `Link`, S.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return 2 * self.gradient_nbytes * (1 - 1 / ranks) / beta
 
     def step_s(self, ranks: float, beta: float) -> float:
-        """Return the time of a step T_p = T_s + T_t."""
+        """Return the time of a step T_p = T_s + T_t.
+
+        Parameters
+        ----------
+        ranks, beta
+            As in `transfer_s`.
+
+        Returns
+        -------
+        float
+            Seconds.
+        """
         return self.compute_s + self.transfer_s(ranks, beta)
 
     def efficiency(self, ranks: float, beta: float) -> float:
-        """Return P = 1/(1 + T_t/T_s): the share of a step spent computing."""
+        """Return P = 1/(1 + T_t/T_s): the share of a step spent computing.
+
+        Parameters
+        ----------
+        ranks, beta
+            As in `transfer_s`.
+
+        Returns
+        -------
+        float
+            0 to 1.
+        """
         return 1 / (1 + self.transfer_s(ranks, beta) / self.compute_s)
 
     def transfer_s_at(self, efficiency: float) -> float:
-        """Return T_t = (1-P)/P T_s: the longest transfer for this efficiency, 0 to 1."""
+        """Return T_t = (1-P)/P T_s: the longest transfer for this efficiency.
+
+        Parameters
+        ----------
+        efficiency : float
+            P, 0 to 1.
+
+        Returns
+        -------
+        float
+            Seconds.
+
+        Raises
+        ------
+        ValueError
+            For another efficiency.
+        """
         if not 0 < efficiency < 1:
             raise ValueError(f"efficiency is {efficiency}; it must be more than 0 and less than 1")
         return (1 - efficiency) / efficiency * self.compute_s
 
     def beta_for(self, efficiency: float, ranks: float) -> float:
-        """Return S = 2DP(n-1)/(n(1-P)T_s): the bytes a second that this efficiency needs."""
+        """Return S = 2DP(n-1)/(n(1-P)T_s): the bytes a second that this efficiency needs.
+
+        Parameters
+        ----------
+        efficiency : float
+            P, 0 to 1.
+        ranks : float
+            As in `transfer_s`.
+
+        Returns
+        -------
+        float
+            Bytes a second.
+
+        Raises
+        ------
+        ValueError
+            For another efficiency.
+        """
         return self.transfer_s(ranks, self.transfer_s_at(efficiency))
 
 
@@ -259,18 +745,59 @@ class Training:
 
 
 def message(nbytes: float) -> Cost:
-    """Return the cost of one message from one rank to another."""
+    """Return the cost of one message from one rank to another.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of the message.
+
+    Returns
+    -------
+    Cost
+        Of one step.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> model.message(1000).steps
+    1
+    """
     return Cost(1, nbytes, 0, nbytes)
 
 
 def fit(sizes: Sequence[float], measured_s: Sequence[float], cost: Callable[[float], Cost] = message) -> Link:
-    """Fit alpha and beta to the measured seconds of calls of these sizes, in bytes.
+    """Fit alpha and beta to the measured seconds of calls of these sizes.
 
     The fit minimises the squares of relative errors, so that small calls count as much as large ones. beta
-    includes the folding.
+    includes the folding. A result that would be negative is 0 (for beta: infinity).
 
-    cost: the cost of a call, such as `lambda nbytes: ring(nbytes, 4)`; by default a single message. A result
-    that would be negative is 0 (for beta: infinity).
+    Parameters
+    ----------
+    sizes : list of float
+        Bytes.
+    measured_s : list of float
+        Seconds.
+    cost : callable
+        The cost of a call by its bytes, such as `lambda nbytes: ring(nbytes, 4)`; by default a single
+        message.
+
+    Returns
+    -------
+    Link
+        The link.
+
+    Raises
+    ------
+    ValueError
+        For fewer than two sizes.
+
+    Examples
+    --------
+    >>> from shmring import model
+    >>> link = model.fit([1000, 2000], [3e-6, 5e-6])
+    >>> round(link.alpha_s * 1e6, 6), round(link.beta / 1e6)
+    (1.0, 500)
     """
     if len(sizes) != len(measured_s) or len(set(sizes)) < 2:
         raise ValueError("fit needs calls of two sizes or more, and the seconds of each")

@@ -51,7 +51,11 @@ class _Part:
 
 
 class Adoption:
-    """An array of another library whose memory all ranks of the host map; returned by `Comm.adopt`."""
+    """An array of another library whose memory all ranks of the host map; returned by `Comm.adopt`.
+
+    If this object is dropped without `release`, the array is released when the communicator next allocates or
+    adopts an array, or is closed.
+    """
 
     _block: _Block | None = None  # also if __init__ raises first
 
@@ -63,10 +67,14 @@ class Adoption:
     def release(self) -> None:
         """Make the array private to this rank again, and keep its contents. Local.
 
-        Call this only after all ranks have returned from the calls that used the array. Raises RuntimeError
-        while a call of this rank is under way, and OutOfMemory if there is no memory for a private copy. If
-        this object is dropped without `release`, the array is released when the communicator next allocates
-        or adopts an array, or is closed.
+        Call this only after all ranks have returned from the calls that used the array.
+
+        Raises
+        ------
+        RuntimeError
+            While a call of this rank is under way.
+        OutOfMemory
+            If there is no memory for a private copy.
         """
         block = self._block
         if block is not None and block.is_of_this_process():

@@ -25,7 +25,9 @@ class Locks:
         """Return lock `number` as a context manager. Entering raises Timeout after `timeout` seconds."""
 
 class Lock:
-    """One lock of a shared array. `with` takes and releases it. A forked child does not hold it."""
+    """One lock of a shared array, made by `SharedArray.lock`. `with` takes and releases it. A forked child
+    does not hold it.
+    """
 
     def __new__(cls, locks: Locks, index: int, timeout_s: float) -> Self: ...
     def __enter__(self) -> Self: ...

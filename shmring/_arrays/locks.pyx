@@ -180,7 +180,9 @@ cdef class Locks:
 
 
 cdef class Lock:
-    """One lock of a shared array. `with` takes and releases it. A forked child does not hold it."""
+    """One lock of a shared array, made by `SharedArray.lock`. `with` takes and releases it. A forked child does not
+    hold it.
+    """
 
     cdef Locks locks
     cdef int index, forks

@@ -30,10 +30,34 @@ cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(state.DTYP
 cdef class Memory:
     """A contiguous array in another library's memory, for use as x or out of a collective.
 
-    address: of its first element, in this process. count: number of elements. dtype: the name of one of shmring's
-    dtypes; an opaque dtype may be called uint8. readonly: a call that would write to it raises. owner: an
-    object to keep alive as long as this. Nothing here can be verified: a wrong address crashes the process. The array
-    has one dimension, in C order.
+    The array has one dimension, in C order. Nothing here can be verified: a wrong address crashes the process.
+
+    Parameters
+    ----------
+    address : int
+        Of its first element, in this process.
+    count : int
+        Number of elements.
+    dtype : str
+        The name of one of shmring's dtypes; an opaque dtype may be called uint8.
+    readonly : bool
+        True: a call that would write to it raises.
+    owner : object
+        An object to keep alive as long as this.
+
+    Raises
+    ------
+    TypeError
+        For an unknown dtype.
+
+    Examples
+    --------
+    >>> import ctypes
+    >>> block = (ctypes.c_float * 4)(1, 2, 3, 4)
+    >>> x = shmring.Memory(ctypes.addressof(block), 4, "float32", owner=block)
+    >>> comm.all_reduce(x)
+    >>> list(block)
+    [2.0, 4.0, 6.0, 8.0]
     """
 
     def __init__(self, uintptr_t address, size_t count, str dtype, *, bint readonly=False, object owner=None):
@@ -51,9 +75,22 @@ cdef class Memory:
     def of(x):
         """Return x's own memory, or None unless x is on the CPU, in C order and of one of shmring's dtypes.
 
-        x: an array of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Only
-        the location is read: lazy operations such as torch's negation are not applied, and arrays of such a library
-        are assumed writable.
+        Parameters
+        ----------
+        x : array
+            Of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Only the
+            location is read: lazy operations such as torch's negation are not applied, and arrays of such a library are
+            assumed writable.
+
+        Returns
+        -------
+        Memory or None
+            Its owner is x.
+
+        Examples
+        --------
+        >>> shmring.Memory.of(np.zeros((2, 3))).count
+        6
         """
         cdef Operand operand
         cdef Memory memory
@@ -70,6 +107,7 @@ cdef class Memory:
 
     @property
     def address(self):
+        """Address of the first element."""
         return <uintptr_t> self.data
 
     @property
@@ -79,10 +117,12 @@ cdef class Memory:
 
     @property
     def nbytes(self):
+        """Bytes of all elements."""
         return self.count * self.itemsize
 
     @property
     def shape(self):
+        """`(count,)`"""
         return (self.count,)
 
     def __array__(self, dtype=None, copy=None):

@@ -41,13 +41,32 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     time, and no other rank takes part. They are atomic towards each other, but not towards plain indexing.
     Each element is atomic. A slice is atomic within a block of 32 KiB, counted from the array's start; a
     longer slice is processed block by block. A `get` sees the writes of every call that returned before the
-    `get` began. Calls of different ranks are ordered only by `fence`, `lock` or messages. Elements are
-    numbered in C order, as in `np.put`. Select them by an integer, a slice, integers of any shape (one by
-    one, each as often as it occurs), or `...` for all. The array may have any dtype that can be reduced, and
-    may be a view whose elements are contiguous, such as `array[2:4]`. timeout: seconds to wait for a rank
-    that accesses the same block. Elements processed before a Timeout or an interruption stay changed.
-    Raises RankFailed if a rank died while it accessed a block, and ValueError for a private copy or a
-    read-only array.
+    `get` began. Calls of different ranks are ordered only by `fence`, `lock` or messages. The array may have
+    any dtype that can be reduced, and may be a view whose elements are contiguous, such as `array[2:4]`.
+
+    Parameters of several methods
+    -----------------------------
+    where, indices : int, slice, array of int, or ...
+        The elements, numbered in C order, as in `np.put`: one, a slice, integers of any shape (one by one,
+        each as often as it occurs), or all.
+    timeout : float, optional
+        Seconds to wait for a rank that accesses the same block. None: the communicator's timeout.
+
+    Errors of one-sided methods
+    ---------------------------
+    IndexError, TypeError, ValueError
+        As NumPy; ValueError also for a private copy or a read-only array.
+    Timeout
+        The elements processed before it stay changed, as they do after an interruption.
+    RankFailed
+        If a rank died while it accessed a block.
+
+    Examples
+    --------
+    >>> tickets = comm.shared(1, "int64")
+    >>> mine = [int(tickets.fetch_and_add(0, 1)) for _ in range(3)]
+    >>> sorted(sum(comm.all_gather_object(mine), []))
+    [0, 1, 2, 3, 4, 5]
     """
 
     _home: _Home | None
@@ -71,15 +90,60 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         return np.asarray(self).__reduce_ex__(protocol)
 
     def fence(self, *, timeout: float | None = None) -> None:
-        """Collective: a barrier. After it, every rank sees what any rank wrote before it."""
+        """Collective: a barrier. After it, every rank sees what any rank wrote before it.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds, as in `Comm.barrier`.
+
+        Raises
+        ------
+        Error
+            As `Comm.barrier`.
+
+        Examples
+        --------
+        >>> table = comm.shared(2, "int64")
+        >>> table[comm.rank] = 5
+        >>> table.fence()
+        >>> table.tolist()
+        [5, 5]
+        """
         self._at_home().comm.barrier(timeout=timeout)
 
     def lock(self, number: SupportsIndex, *, timeout: float | None = None) -> Lock:
         """Return a context manager. Inside it, no other rank or thread holds this lock of the array.
 
-        The ranks agree among themselves what the lock protects. timeout: seconds; after a Timeout the
-        communicator is still usable. Raises RankFailed if the owner is gone; the communicator is then
-        aborted. A thread cannot take a lock that it already holds. A forked child does not hold it.
+        The ranks agree among themselves what the lock protects. A thread cannot take a lock that it already
+        holds. A forked child does not hold it.
+
+        Parameters
+        ----------
+        number : int
+            0 to `locks` - 1, as given to `Comm.shared`.
+        timeout : float, optional
+            Seconds to wait for the lock.
+
+        Returns
+        -------
+        Lock
+            Taken by `with`, and released at the end of the block.
+
+        Raises
+        ------
+        ValueError
+            For a number that is no lock. The block of `with` raises `Timeout`, after which the communicator
+            is still usable, and `RankFailed` if the owner is gone; the communicator is then aborted.
+
+        Examples
+        --------
+        >>> total = comm.shared(1, locks=1)
+        >>> with total.lock(0):
+        ...     total[0] += 1
+        >>> total.fence()
+        >>> float(total[0])
+        2.0
         """
         return self._at_home().locks.lock(number, timeout)
 
@@ -87,6 +151,30 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         """Write values to elements as `np.put` does: cast to the array's dtype, repeated as necessary.
 
         On a private copy this is `np.ndarray.put` itself.
+
+        Parameters
+        ----------
+        indices
+            The elements; see `SharedArray`.
+        values : array or number
+            The new values.
+        mode : str
+            For indices out of bounds: "raise", "wrap" or "clip", as in `np.put`.
+        timeout : float, optional
+            Seconds; see `SharedArray`.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError, Timeout, RankFailed
+            See `SharedArray`.
+
+        Examples
+        --------
+        >>> table = comm.shared(4, "int64")
+        >>> table.put([2 * comm.rank, 2 * comm.rank + 1], 7)
+        >>> table.fence()
+        >>> table.tolist()
+        [7, 7, 7, 7]
         """
         if self._home is None:
             super().put(indices, values, mode)  # type: ignore[arg-type]
@@ -98,21 +186,91 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     ) -> Any:
         """Return a private copy of elements, in the shape of `where` (of the array for `...`).
 
-        A single element is returned as a number. out: an array of the same dtype and number of elements, in
-        C order; it is filled and returned.
+        Parameters
+        ----------
+        where
+            The elements; see `SharedArray`.
+        out : numpy.ndarray, optional
+            An array of the same dtype and number of elements, in C order. It is filled and returned.
+        timeout : float, optional
+            Seconds; see `SharedArray`.
+
+        Returns
+        -------
+        numpy.ndarray or number
+            A number for a single element.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError, Timeout, RankFailed
+            See `SharedArray`.
+
+        Examples
+        --------
+        >>> table = comm.shared((2, 2), "int64")
+        >>> table.get([0, 3])
+        array([0, 0])
         """
         return onesided.get(self._at_home().stripes, self, where, out, timeout)
 
     def accumulate(self, where: Any, values: Any, op: str = "sum", *, timeout: float | None = None) -> None:
         """Set elements to `elements op values`. One named twice is combined twice, as in `np.add.at`.
 
-        values: one for each element, in C order, or a single one. They are cast to the array's dtype, which
-        must be of the same kind or a higher one. op: as in `all_reduce`, except "avg".
+        Parameters
+        ----------
+        where
+            The elements; see `SharedArray`.
+        values : array or number
+            One for each element, in C order, or a single one. They are cast to the array's dtype, which must
+            be of the same kind or a higher one.
+        op : str or Op
+            As in `Comm.all_reduce`, except "avg".
+        timeout : float, optional
+            Seconds; see `SharedArray`.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError, Timeout, RankFailed
+            See `SharedArray`.
+
+        Examples
+        --------
+        >>> table = comm.shared(3, "int64")
+        >>> table.accumulate([0, 2, 2], 1)
+        >>> table.fence()
+        >>> table.tolist()
+        [2, 0, 4]
         """
         onesided.accumulate(self._at_home().stripes, self, where, values, op, timeout)
 
     def fetch_and_add(self, where: Any, value: Any, *, timeout: float | None = None) -> Any:
-        """Add value to elements as `accumulate` does, and return the previous elements as `get` does."""
+        """Add value to elements as `accumulate` does, and return the previous elements as `get` does.
+
+        Parameters
+        ----------
+        where
+            The elements; see `SharedArray`.
+        value : array or number
+            As in `accumulate`.
+        timeout : float, optional
+            Seconds; see `SharedArray`.
+
+        Returns
+        -------
+        numpy.ndarray or number
+            As `get`.
+
+        Raises
+        ------
+        IndexError, TypeError, ValueError, Timeout, RankFailed
+            See `SharedArray`.
+
+        Examples
+        --------
+        >>> tickets = comm.shared(1, "int64")
+        >>> int(tickets.fetch_and_add(0, 1)) in (0, 1)
+        True
+        """
         return onesided.fetch_and_add(self._at_home().stripes, self, where, value, timeout)
 
     def _at_home(self) -> _Home:

@@ -52,7 +52,18 @@ class Joined:
 
 
 def host_id() -> str:
-    """Return a text that is equal for processes on one host: a world of such processes needs no address."""
+    """Return a text that is equal for processes on one host: a world of such processes needs no address.
+
+    Returns
+    -------
+    str
+        Compare it only.
+
+    Examples
+    --------
+    >>> shmring.host_id() == shmring.host_id()
+    True
+    """
     return host_map.identity(Settings.from_environment().node or "")
 
 

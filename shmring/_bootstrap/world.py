@@ -21,10 +21,31 @@ SILENCE_S = 10.0  # a wait for ranks is logged after this time, long before its 
 
 @dataclass(frozen=True)
 class World:
-    """A world that `nprocs` ranks can join once. It can be pickled and holds no descriptor.
+    """A world that `nprocs` ranks can join once; made by `shmring.world`. It can be pickled and holds no
+    descriptor.
 
-    Every process that has it can join, so give it only to the ranks. address: where rank 0 listens for ranks
-    of other hosts, as "host:port", "host" or "[::1]:port"; without it all ranks are on one host.
+    Every process that has it can join, so give it only to the ranks.
+
+    Parameters
+    ----------
+    id : str
+        A text of 1 to 512 bytes, different for every world.
+    key : bytes
+        At least 16 bytes, by which the ranks authenticate each other.
+    nprocs : int
+        Number of ranks.
+    address : str, optional
+        The address at which rank 0 listens for ranks of other hosts, as "host:port", "host" or "[::1]:port".
+        Without it all ranks are on one host.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument.
+
+    Examples
+    --------
+    See `world`.
     """
 
     id: str
@@ -52,7 +73,29 @@ class World:
 def world(nprocs: int, *, address: str | None = None) -> World:
     """Return a new world for `nprocs` ranks. Pickle it to them; each joins with its own rank.
 
-    address: "host:port" of rank 0's host. With it, the ranks may be on several hosts.
+    Parameters
+    ----------
+    nprocs : int
+        Number of ranks.
+    address : str, optional
+        "host:port" of rank 0's host. With it, the ranks may be on several hosts.
+
+    Returns
+    -------
+    World
+        Can be joined once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument.
+
+    Examples
+    --------
+    >>> w = shmring.world(1)
+    >>> with shmring.init(w, rank=0) as comm:
+    ...     comm.size
+    1
     """
     return World(id=secrets.token_hex(16), key=secrets.token_bytes(32), nprocs=nprocs, address=address)
 

@@ -21,15 +21,38 @@ if TYPE_CHECKING:
 class Bucketer:
     """Collect arrays, and reduce those of a full bucket together, in place and in the background.
 
-    Every rank must add arrays of the same dtypes and lengths in the same order, at any time. nbytes: a bucket
-    is full when an array brings it to this size, so all ranks fill the same buckets.
-    delay_s: approximate time that an array may wait in a bucket. Ranks with a clock each would disagree, so
-    rank 0 measures the rate at which bytes arrive there. With each bucket it broadcasts the number of bytes
-    that arrive in delay_s, at most nbytes, which is the size of buckets from the next one on. op: as in
-    `all_reduce`. compressor: one of shmring.methods.compression.
+    Every rank must add arrays of the same dtypes and lengths in the same order, at any time. Do not touch an
+    array after it is added until `wait` has returned. Every added array is then reduced and released.
 
-    Do not touch an array after it is added until `wait` has returned. Every added array is then reduced and
-    released. Errors are those of `Comm.all_reduce_many`.
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    nbytes : int
+        A bucket is full when an array brings it to this size, so all ranks fill the same buckets.
+    delay_s : float, optional
+        Approximate seconds that an array may wait in a bucket. Ranks with a clock each would disagree, so
+        rank 0 measures the rate at which bytes arrive there. With each bucket it broadcasts the number of
+        bytes that arrive in delay_s, at most nbytes, which is the size of buckets from the next one on.
+    op : str
+        As in `Comm.all_reduce`.
+    compressor : Compressor, optional
+        One of shmring.methods.compression.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument.
+
+    Examples
+    --------
+    >>> gradients = [np.ones(3), np.full(2, comm.rank)]
+    >>> bucketer = shmring.Bucketer(comm, op="sum")
+    >>> for gradient in gradients:
+    ...     bucketer.add(gradient)
+    >>> bucketer.wait()
+    >>> gradients[0]
+    array([2., 2., 2.])
     """
 
     def __init__(
@@ -63,7 +86,18 @@ class Bucketer:
         self._waited_s, self._arrived_nbytes = 0.0, 0
 
     def add(self, array: Any) -> None:
-        """Add an array to the bucket. Begin to reduce the bucket if it is full."""
+        """Add an array to the bucket. Begin to reduce the bucket if it is full.
+
+        Parameters
+        ----------
+        array : array
+            As in `Comm.all_reduce_many`. Do not touch it until `wait` has returned.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `Comm.all_reduce_many`.
+        """
         nbytes = _nbytes_of(array)
         if self._idle_since_s is not None:
             self._waited_s += time.monotonic() - self._idle_since_s
@@ -75,13 +109,25 @@ class Bucketer:
         self._idle_since_s = time.monotonic()
 
     def flush(self) -> None:
-        """Collective: begin to reduce the arrays in the bucket, full or not."""
+        """Collective: begin to reduce the arrays in the bucket, full or not.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `Comm.all_reduce_many`.
+        """
         if self._bucket:
             self._comm.run_steps(self._empty, begun=True)
         self._idle_since_s = None
 
     def wait(self) -> None:
-        """Collective: return when every array that was added is reduced."""
+        """Collective: return when every array that was added is reduced.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `Comm.all_reduce_many`.
+        """
         self.flush()
         while self._works:  # each stays until it is finished, so `wait` can be called again after Ctrl-C
             self._works[0].wait()

@@ -1,16 +1,17 @@
 """Types of Collectives, the methods that a communicator inherits, and of Plan."""
 
 from collections.abc import Generator
-from typing import Any, Generic, Literal, NoReturn, Protocol, SupportsIndex, TypeVar, overload
+from types import GenericAlias
+from typing import Any, Generic, Literal, NoReturn, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer, TypeVar
 
 from .._arrays.operands import Memory
 from .ops import Op
 
-_Result = TypeVar("_Result")
+_Result = TypeVar("_Result", default=Any, covariant=True)
 _Number = TypeVar("_Number", bound=int | float | complex | np.generic)
 
 class _ArrayInterface(Protocol):  # ml_dtypes' arrays
@@ -32,6 +33,8 @@ _Algorithm = Literal[
     "double_tree",
     "master",
 ]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_Out = TypeVar("_Out", bound=_Array)
 _Wire = Literal["native", "bf16", "fp16", "int8"]
 _OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
 
@@ -41,14 +44,17 @@ _Kind = Literal[
 ]  # fmt: skip
 
 class Collectives:
-    """The collectives of a communicator. With async_op=True they run in the background and return a Work."""
-
-    wire: _Wire
-    """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same."""
-
-    linger_s: float
-    """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background."""
-
+    """The collectives of a communicator. `Comm` adds construction, shared arrays and closing."""
+    @property
+    def wire(self) -> _Wire:
+        """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same."""
+    @wire.setter
+    def wire(self, name: _Wire) -> None: ...
+    @property
+    def linger_s(self) -> float:
+        """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background."""
+    @linger_s.setter
+    def linger_s(self, seconds: float) -> None: ...
     @overload
     def all_reduce(  # type: ignore[overload-overlap]
         self,
@@ -63,8 +69,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> _Number:
-        """Reduce a number and return the result."""
-
+        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
+        call returns None.
+        """
     @overload
     def all_reduce(  # type: ignore[overload-overlap]
         self,
@@ -79,8 +86,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[_Number]:
-        """Run in the background and return a Work."""
-
+        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
+        call returns None.
+        """
     @overload
     def all_reduce(
         self,
@@ -95,8 +103,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine x of all ranks elementwise and store the result on every rank, in x or in `out`."""
-
+        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
+        call returns None.
+        """
     @overload
     def all_reduce(
         self,
@@ -111,8 +120,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """Run in the background and return a Work."""
-
+        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
+        call returns None.
+        """
     @overload
     def reduce(  # type: ignore[overload-overlap]
         self,
@@ -126,8 +136,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> _Number | None:
-        """Reduce a number and return the result."""
-
+        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def reduce(  # type: ignore[overload-overlap]
         self,
@@ -141,8 +152,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[_Number | None]:
-        """Run in the background and return a Work."""
-
+        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def reduce(
         self,
@@ -156,8 +168,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine x of all ranks elementwise and store the result on the root, in its x or `out`."""
-
+        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def reduce(
         self,
@@ -171,8 +184,9 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """Run in the background and return a Work."""
-
+        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def scan(  # type: ignore[overload-overlap]
         self,
@@ -183,8 +197,9 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> _Number:
-        """Reduce a number and return the result."""
-
+        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
+        it returns None.
+        """
     @overload
     def scan(  # type: ignore[overload-overlap]
         self,
@@ -195,8 +210,9 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[_Number]:
-        """Run in the background and return a Work."""
-
+        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
+        it returns None.
+        """
     @overload
     def scan(
         self,
@@ -207,8 +223,9 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of ranks 0 to this rank elementwise, in rank order, into x or `out`."""
-
+        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
+        it returns None.
+        """
     @overload
     def scan(
         self,
@@ -219,8 +236,9 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """Run in the background and return a Work."""
-
+        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
+        it returns None.
+        """
     @overload
     def exscan(  # type: ignore[overload-overlap]
         self,
@@ -231,8 +249,9 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> _Number | None:
-        """Reduce a number and return the result."""
-
+        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def exscan(  # type: ignore[overload-overlap]
         self,
@@ -243,8 +262,9 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[_Number | None]:
-        """Run in the background and return a Work."""
-
+        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def exscan(
         self,
@@ -255,8 +275,9 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of the ranks below this one elementwise, in rank order. Nothing is stored on rank 0."""
-
+        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def exscan(
         self,
@@ -267,34 +288,81 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """Run in the background and return a Work."""
-
+        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
+        call returns None.
+        """
     @overload
     def reduce_scatter(
         self,
-        x: _Array,
+        x: NDArray[_Scalar],
         op: Op | _OpName = "sum",
         *,
-        out: Any = None,
+        out: None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
-    ) -> Any:
+    ) -> NDArray[_Scalar]:
         """Combine x of all ranks elementwise and return this rank's part of the result."""
-
+    @overload
+    def reduce_scatter(
+        self,
+        x: NDArray[_Scalar],
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[NDArray[_Scalar]]:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
     @overload
     def reduce_scatter(
         self,
         x: _Array,
         op: Op | _OpName = "sum",
         *,
-        out: Any = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> NDArray[Any]:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
         async_op: Literal[True],
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
-    ) -> Work[Any]:
-        """Run in the background and return a Work."""
-
+    ) -> Work[NDArray[Any]]:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> _Out:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[_Out]:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
     @overload
     def broadcast(
         self,
@@ -307,7 +375,6 @@ class Collectives:
         priority: SupportsIndex | None = None,
     ) -> None:
         """Copy the root's x to every rank, into its x or into its `out`."""
-
     @overload
     def broadcast(
         self,
@@ -319,107 +386,270 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """Run in the background and return a Work."""
-
+        """Copy the root's x to every rank, into its x or into its `out`."""
     @overload
     def scatter(
         self,
-        x: _Array | None,
+        x: NDArray[_Scalar] | None,
         root: SupportsIndex = 0,
         *,
-        out: Any = None,
-        like: _Array | None = None,
+        out: None = None,
+        like: NDArray[_Scalar] | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> NDArray[_Scalar]:
         """Return this rank's part of the root's x."""
-
+    @overload
+    def scatter(
+        self,
+        x: NDArray[_Scalar] | None,
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        like: NDArray[_Scalar] | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[NDArray[_Scalar]]:
+        """Return this rank's part of the root's x."""
     @overload
     def scatter(
         self,
         x: _Array | None,
         root: SupportsIndex = 0,
         *,
-        out: Any = None,
+        out: None = None,
+        like: _Array | None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> NDArray[Any]:
+        """Return this rank's part of the root's x."""
+    @overload
+    def scatter(
+        self,
+        x: _Array | None,
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
         like: _Array | None = None,
         async_op: Literal[True],
         timeout: float | None = None,
-    ) -> Work[Any]:
-        """Run in the background and return a Work."""
-
+    ) -> Work[NDArray[Any]]:
+        """Return this rank's part of the root's x."""
     @overload
-    def gather(
+    def scatter(
         self,
-        x: _Array,
+        x: _Array | None,
         root: SupportsIndex = 0,
         *,
-        out: Any = None,
+        out: _Out,
+        like: _Array | None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
-    ) -> Any:
-        """Return every rank's x on the root, as an array of shape (size, *s); None on other ranks."""
-
+    ) -> _Out:
+        """Return this rank's part of the root's x."""
+    @overload
+    def scatter(
+        self,
+        x: _Array | None,
+        root: SupportsIndex = 0,
+        *,
+        out: _Out,
+        like: _Array | None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_Out]:
+        """Return this rank's part of the root's x."""
+    @overload
+    def gather(
+        self,
+        x: NDArray[_Scalar],
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> NDArray[_Scalar] | None:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
+    @overload
+    def gather(
+        self,
+        x: NDArray[_Scalar],
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[NDArray[_Scalar] | None]:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
     @overload
     def gather(
         self,
         x: _Array,
         root: SupportsIndex = 0,
         *,
-        out: Any = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> NDArray[Any] | None:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
+    @overload
+    def gather(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
         async_op: Literal[True],
         timeout: float | None = None,
-    ) -> Work[Any]:
-        """Run in the background and return a Work."""
-
+    ) -> Work[NDArray[Any] | None]:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
+    @overload
+    def gather(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> _Out | None:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
+    @overload
+    def gather(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[_Out | None]:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
     @overload
     def all_gather(
         self,
-        x: _Array,
+        x: NDArray[_Scalar],
         *,
-        out: Any = None,
+        out: None = None,
         async_op: Literal[False] = False,
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
-    ) -> Any:
+    ) -> NDArray[_Scalar]:
         """Return every rank's x on every rank, as an array of shape (size, *s)."""
-
+    @overload
+    def all_gather(
+        self,
+        x: NDArray[_Scalar],
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[NDArray[_Scalar]]:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
     @overload
     def all_gather(
         self,
         x: _Array,
         *,
-        out: Any = None,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> NDArray[Any]:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
+    @overload
+    def all_gather(
+        self,
+        x: _Array,
+        *,
+        out: None = None,
         async_op: Literal[True],
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
-    ) -> Work[Any]:
-        """Run in the background and return a Work."""
-
+    ) -> Work[NDArray[Any]]:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
+    @overload
+    def all_gather(
+        self,
+        x: _Array,
+        *,
+        out: _Out,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> _Out:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
+    @overload
+    def all_gather(
+        self,
+        x: _Array,
+        *,
+        out: _Out,
+        async_op: Literal[True],
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[_Out]:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
     @overload
     def all_to_all(
-        self, x: _Array, *, out: Any = None, async_op: Literal[False] = False, timeout: float | None = None
-    ) -> Any:
+        self,
+        x: NDArray[_Scalar],
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> NDArray[_Scalar]:
         """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
-
     @overload
     def all_to_all(
-        self, x: _Array, *, out: Any = None, async_op: Literal[True], timeout: float | None = None
-    ) -> Work[Any]:
-        """Run in the background and return a Work."""
-
+        self, x: NDArray[_Scalar], *, out: None = None, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[NDArray[_Scalar]]:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: None = None, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> NDArray[Any]:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: None = None, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[NDArray[Any]]:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: _Out, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> _Out:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: _Out, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[_Out]:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
     @overload
     def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None:
         """Block until every rank has called it."""
-
     @overload
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]:
-        """Run in the background and return a Work."""
-
+        """Block until every rank has called it."""
     def refuse(self, kind: _Kind) -> None:
         """Refuse the collective `kind`, in place of calling it, since an argument is wrong."""
-
     def plan(self, kind: _Kind, *arguments: Any, **keywords: Any) -> Plan:
-        """Return a `Plan` of the collective `kind`: its arguments are checked and its arrays pinned."""
+        """Return a `Plan` of the collective `kind`, whose arguments are checked once and whose arrays are
+        pinned.
+        """
 
 class Plan:
     """A collective whose arguments are checked and whose arrays are pinned. Each call runs the collective."""
@@ -429,14 +659,14 @@ class Plan:
     ) -> None: ...
     def __reduce__(self) -> NoReturn: ...
     def __call__(self) -> Any:
-        """Run the collective once and return its result, or a `Work` if it was made with async_op=True."""
+        """Run the collective once, with the values that its arrays hold now."""
 
 class Work(Generic[_Result]):
     """A collective that runs in the background. Every collective returns one with async_op=True."""
 
     def __init__(self, *args: object, **keywords: object) -> NoReturn: ...
     def wait(self, timeout: float | None = None) -> None:
-        """Block until the call is finished. Raise TimeoutError after timeout seconds; the call goes on."""
+        """Block until the call is finished."""
 
     def done(self) -> bool:
         """Return whether the call is finished, successfully or not."""
@@ -445,7 +675,9 @@ class Work(Generic[_Result]):
         """Wait as `wait` does, and return what the call returns without async_op=True."""
 
     def fileno(self) -> int:
-        """Return a file descriptor, owned by the Work, that becomes readable when the call is finished."""
+        """Return a file descriptor that becomes readable when the call is finished, as for `select`."""
 
     def __await__(self) -> Generator[Any, None, _Result]: ...
     def __reduce__(self) -> NoReturn: ...
+    @classmethod
+    def __class_getitem__(cls, item: Any) -> GenericAlias: ...

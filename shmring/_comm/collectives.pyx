@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import os
+from types import GenericAlias
 
 from cpython.complex cimport PyComplex_Check
 from cpython.float cimport PyFloat_Check
@@ -86,55 +87,109 @@ cdef str shown(Operand *operand):
 cdef class Collectives:
     """The collectives of a communicator. `Comm` adds construction, shared arrays and closing.
 
-    With async_op=True a collective runs in the background, after the calls made before it, and returns a `Work` that
-    holds its result. The caller must not touch the call's arrays until the `Work` is finished.
-
-    priority: an integer from -4095 to 4095, the same on all ranks. Among the calls with a priority that every rank
-    has issued, the call with the highest priority runs next; among equal priorities, the earliest call. The ranks
-    agree on it before each call. A large all_reduce, reduce or broadcast runs in fragments of 4 MiB, and calls of
-    higher priority may run between two fragments; the bits of the result are the same. A call without a priority
-    runs after all calls made before it and before all calls made after it. (Peng et al. 2019, ByteScheduler;
-    Jayarajan et al. 2019, P3.)
+    The docstring of `Comm` describes the parameters that several of them have.
     """
 
     def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,
                    timeout=None, priority=None):
-        """Combine x of all ranks elementwise and store the result on every rank, in x or in `out`.
+        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the call returns
+        None.
 
-        Return None for an array. If x is a number of Python or NumPy, return the result as a number of its type.
+        If x is a number of Python or NumPy, the result is returned as a number of its type.
 
-        x: a contiguous array, of the same dtype and number of elements on every rank. It is overwritten unless `out`
-        is given. op: a name or a `shmring.Op`. out: an array of x's dtype and number of elements, x itself or
-        disjoint from x. timeout: seconds. priority: see `Collectives`. Arrays that come from `empty`, `zeros`, `full`,
-        `copy_of` or `adopt` on all ranks are reduced without a copy.
+        Parameters
+        ----------
+        x : array or number
+            Of the same dtype and number of elements on every rank. It is overwritten unless `out` is given. Arrays that
+            come from `empty`, `zeros`, `full`, `copy_of` or `adopt` on all ranks are reduced without a copy.
+        op : str or Op
+            The operation.
+        out : array, optional
+            An array of x's dtype and number of elements, x itself or disjoint from x.
+        algorithm : str, optional
+            "auto" and "direct" fold in rank order. "ring" (Patarasuk and Yuan 2009) sends 2(N-1)/N of x per rank.
+            "bidirectional_ring" runs two opposite rings with half of x each. "halving_doubling" is Rabenseifner's
+            (2004), "tree" is binomial, "double_tree" is that of Sanders, Speck and Träff (2009), "master" reduces to
+            rank 0 and broadcasts. All but "auto", "direct" and "master" fold in an order of their own and round 8- and
+            16-bit floats at each hop. Ranks on several hosts need "auto".
+        wire : str, optional
+            The format in which sums and averages of float32 and of shorter floats travel between hosts, the same on all
+            ranks: "native" (float32), "bf16", "fp16", or "int8" with one scale for each 256 elements; None means
+            `Comm.wire`. All ranks get the same bits. The rounding error of an array is added to the next call on the
+            same array. In "fp16", values beyond 65,504 become infinite. In "int8", an infinity or a NaN turns all its
+            256 elements into NaN. Arrays of up to 32 KiB are not compressed.
+        group_size : int, optional
+            A number of hosts that divides the number of all hosts. Each group_size consecutive hosts form a group, such
+            as the hosts of one data centre. Hosts reduce within their group first, then groups reduce among themselves,
+            so each host sends only 1/group_size of x to other groups. Hosts are folded in the order of their lowest
+            ranks: all of them without group_size, group by group with it.
+        async_op, timeout, priority
+            See `Comm`.
 
-        algorithm: "auto" and "direct" fold in rank order. "ring" (Patarasuk and Yuan 2009) sends 2(N-1)/N of x per
-        rank. "bidirectional_ring" runs two opposite rings with half of x each. "halving_doubling" is Rabenseifner's
-        (2004), "tree" is binomial, "double_tree" is that of Sanders, Speck and Träff (2009), "master" reduces to rank
-        0 and broadcasts. All but "auto", "direct" and "master" fold in an order of their own and round 8- and 16-bit
-        floats at each hop. Ranks on several hosts need "auto", else ValueError is raised.
+        Returns
+        -------
+        None, number or Work
+            None for an array. The result for a number. A `Work` with async_op=True.
 
-        wire: the format in which sums and averages of float32 and of shorter floats travel between hosts, the same on
-        all ranks: "native" (float32), "bf16", "fp16", or "int8" with one scale for each 256 elements; None means
-        `Comm.wire`. All ranks get the same bits. The rounding error of an array is added to the next call on the
-        same array. In "fp16", values beyond 65,504 become infinite. In "int8", an infinity or a NaN turns all its 256
-        elements into NaN. Arrays of up to 32 KiB are not compressed.
+        Raises
+        ------
+        TypeError, ValueError
+            For an op that the dtype does not have, an array that is not contiguous, or an `out` that overlaps x in
+            part.
+        Error
+            As every collective (see `Comm`).
 
-        group_size: a number of hosts that divides the number of all hosts. Each group_size consecutive hosts form a
-        group, such as the hosts of one data centre. Hosts reduce within their group first, then groups reduce among
-        themselves, so each host sends only 1/group_size of x to other groups. Hosts are folded in the order of their
-        lowest ranks: all of them without group_size, group by group with it.
+        Examples
+        --------
+        >>> x = np.array([1.0, 2.0]) * (comm.rank + 1)
+        >>> comm.all_reduce(x)
+        >>> x
+        array([3., 6.])
+        >>> comm.all_reduce(10 * (comm.rank + 1), op="max")
+        20
         """
         how = None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
         return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, how)
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
-        """Combine x of all ranks elementwise and store the result on the root, in its x or in its `out`.
+        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the call returns
+        None.
 
-        Return None for an array. If x is a number, return the result on the root, and None on other ranks.
+        If x is a number, the result is returned on the root, and None on the other ranks.
 
-        x, op, wire, timeout and priority: as in `all_reduce`. out: as in `all_reduce`, on the root; ignored on other
-        ranks. The x of other ranks is unchanged. Values are folded in rank order.
+        Parameters
+        ----------
+        x : array or number
+            As in `all_reduce`. The arrays of other ranks are unchanged. Values are folded in rank order.
+        op : str or Op
+            The operation.
+        root : int
+            The rank that gets the result.
+        out : array, optional
+            As in `all_reduce`, on the root. It is ignored on other ranks.
+        wire
+            As in `all_reduce`.
+        async_op, timeout, priority
+            See `Comm`.
+
+        Returns
+        -------
+        None, number or Work
+            None for an array. For a number, the result on the root.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `all_reduce`, or for a root that is no rank.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> x = np.full(3, comm.rank + 1)
+        >>> comm.reduce(x, "prod", root=0)
+        >>> x
+        array([2, 2, 2])
         """
         return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
                         None if wire is None and priority is None else (wire, None, priority))
@@ -155,10 +210,9 @@ cdef class Collectives:
     def linger_s(self):
         """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background.
 
-        It waits for other ranks, and is finished in the foreground if they come in time.
-        Handing a call to the background takes longer than a small call, so waiting pays if the ranks make the call at
-        about the same time. A call behind unfinished calls goes to the background at once. Each rank may have its own
-        value. The default is 0.
+        It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
+        background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
+        call behind unfinished calls goes to the background at once. Each rank may have its own value. The default is 0.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -169,87 +223,339 @@ cdef class Collectives:
         self.engine.linger_ns = ns_of(seconds)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of ranks 0 to this rank elementwise, in rank order, and store the result in x or in `out`.
+        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten; it returns
+        None.
 
-        Return None for an array. If x is a number, return the result.
+        If x is a number, the result is returned.
 
-        x, out and timeout: as in `all_reduce`. op: every one but "avg".
+        Parameters
+        ----------
+        x : array or number
+            As in `all_reduce`.
+        op : str or Op
+            Every operation but "avg".
+        out : array, optional
+            As in `all_reduce`.
+        async_op, timeout
+            See `Comm`.
+
+        Returns
+        -------
+        None, number or Work
+            As in `all_reduce`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `all_reduce`, and for "avg".
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> x = np.array([5 + comm.rank])
+        >>> comm.scan(x)  # rank 1 gets 5 + 6
+        >>> x
+        array([5])
         """
         return self.run(SCAN, x, op, None, out, None, None, async_op, timeout)
 
     def exscan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of the ranks below this one elementwise, in rank order, and store the result in x or in `out`.
+        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the call returns
+        None.
 
-        Return None for an array. If x is a number, return the result, and None on rank 0.
+        Values are folded in rank order. Nothing is stored on rank 0. If x is a number, the result is returned, and None
+        on rank 0.
 
-        Arguments: as in `scan`. Nothing is stored on rank 0.
+        Parameters
+        ----------
+        x, op, out
+            As in `scan`.
+        async_op, timeout
+            See `Comm`.
+
+        Returns
+        -------
+        None, number or Work
+            None for an array. For a number, the result on ranks above 0.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As in `scan`.
+
+        Examples
+        --------
+        >>> count = 10  # items of this rank
+        >>> first = comm.exscan(count) or 0  # index of its first item among those of all ranks
+        >>> first
+        0
         """
         return self.run(EXSCAN, x, op, None, out, None, None, async_op, timeout)
 
     def reduce_scatter(self, x, op="sum", *, out=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise and return this rank's part of the result.
 
-        x: an array in C order, of the same dtype and shape on every rank. If its shape is (size, *s), rank i gets
-        element i of the result, of shape s. If it has size * k rows, rank i gets k rows. op, timeout and priority: as
-        in `all_reduce`. out: an array for the part, of x's dtype, which is this rank's part of x or disjoint from x; a
-        new array is returned if it is None. Values are folded in rank order.
+        Values are folded in rank order.
+
+        Parameters
+        ----------
+        x : array
+            In C order, of the same dtype and shape on every rank: (size, *s), or size * k rows.
+        op : str or Op
+            The operation.
+        out : array, optional
+            An array for the part, of x's dtype, which is this rank's part of x or disjoint from x.
+        async_op, timeout, priority
+            See `Comm`.
+
+        Returns
+        -------
+        array or Work
+            Element `rank` of the result, of shape s; or k rows. It is `out` if given, else a new array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As in `all_reduce`, or for a number of rows that is not a multiple of `size`.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> comm.reduce_scatter(np.arange(4))  # rank 1 gets [4, 6]
+        array([0, 2])
         """
         return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, by(priority))
 
     def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None, priority=None):
         """Copy the root's x to every rank, into its x or into its `out`.
 
-        x: a contiguous array with items of a fixed size, of the same dtype and number of elements on every rank. Only
-        the root's values are read, and x may be read-only on the root. out: as in `all_reduce`. timeout: seconds.
-        priority: see `Collectives`.
+        Parameters
+        ----------
+        x : array
+            With items of a fixed size, of the same dtype and number of elements on every rank. Only the root's values
+            are read, and x may be read-only on the root.
+        root : int
+            The rank that sends.
+        out : array, optional
+            As in `all_reduce`.
+        async_op, timeout, priority
+            See `Comm`.
+
+        Returns
+        -------
+        None or Work
+            A `Work` with async_op=True.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong array or root.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> x = np.arange(3) if comm.rank == 1 else np.zeros(3, int)
+        >>> comm.broadcast(x, root=1)
+        >>> x
+        array([0, 1, 2])
         """
         return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, by(priority))
 
     def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Return this rank's part of the root's x.
 
-        x: on the root, an array in C order. If its shape is (size, *s), rank i gets x[i]. If it has size * k rows,
-        rank i gets k rows. Other ranks pass None, and either `out` or `like`. out: an array of the part's dtype and
-        number of elements, into which the part is copied. like: an array of the part's shape and dtype; its values
-        are not read. timeout: seconds.
+        Parameters
+        ----------
+        x : array or None
+            On the root, an array in C order: of shape (size, *s), or of size * k rows. None on other ranks, which give
+            `out` or `like`.
+        root : int
+            The rank that sends.
+        out : array, optional
+            An array of the part's dtype and number of elements, into which the part is copied. On the root it is its
+            part of x or disjoint from x.
+        like : array, optional
+            An array of the part's shape and dtype. Its values are not read.
+        async_op, timeout
+            See `Comm`.
+
+        Returns
+        -------
+        array or Work
+            x[rank] of shape s, or k rows. It is `out` if given, else a new array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong array or root, or on a rank that gives neither x, `out` nor `like`.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> x = np.arange(4.0) if comm.rank == 0 else None
+        >>> comm.scatter(x, like=np.empty(2))  # rank 1 gets [2, 3]
+        array([0., 1.])
         """
         return self.run(SCATTER, x, None, root, out, like, None, async_op, timeout)
 
     def gather(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Return every rank's x on the root, as an array of shape (size, *s); return None on the other ranks.
 
-        x: an array in C order, of the same shape s and dtype on every rank. out: on the root, an array for the
-        result; the root's x may be its own part of `out`, else it is disjoint from `out`. Ignored on other ranks.
-        timeout: seconds.
+        Parameters
+        ----------
+        x : array
+            In C order, of the same shape s and dtype on every rank.
+        root : int
+            The rank that gets the result.
+        out : array, optional
+            On the root, an array for the result. The root's x may be its own part of `out`, else it is disjoint from
+            `out`. It is ignored on other ranks.
+        async_op, timeout
+            See `Comm`.
+
+        Returns
+        -------
+        array, None or Work
+            On the root, `out` if given, else a new array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong array or root.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> comm.gather(np.array([comm.rank, 7]))  # None on rank 1
+        array([[0, 7],
+               [1, 7]])
         """
         return self.run(GATHER, x, None, root, out, None, None, async_op, timeout)
 
     def all_gather(self, x, *, out=None, async_op=False, timeout=None, priority=None):
         """Return every rank's x on every rank, as an array of shape (size, *s).
 
-        x: an array in C order, of the same shape s and dtype on every rank. out: an array for the result; x may be
-        this rank's part of `out`, else it is disjoint from `out`. timeout: seconds. priority: see `Collectives`.
+        Parameters
+        ----------
+        x : array
+            In C order, of the same shape s and dtype on every rank.
+        out : array, optional
+            An array for the result. x may be this rank's part of `out`, else it is disjoint from `out`.
+        async_op, timeout, priority
+            See `Comm`.
+
+        Returns
+        -------
+        array or Work
+            `out` if given, else a new array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong array.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> comm.all_gather(np.array([comm.rank, 7]))
+        array([[0, 7],
+               [1, 7]])
         """
         return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, by(priority))
 
     def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
         """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i.
 
-        x: an array in C order, of the same dtype and shape on every rank: (size, *s), or size * k rows. out: an array
-        for the result, x itself or disjoint from x. timeout: seconds.
+        Parameters
+        ----------
+        x : array
+            In C order, of the same dtype and shape on every rank: (size, *s), or size * k rows.
+        out : array, optional
+            An array for the result, x itself or disjoint from x.
+        async_op, timeout
+            See `Comm`.
+
+        Returns
+        -------
+        array or Work
+            `out` if given, else a new array.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong array, or a number of rows that is not a multiple of `size`.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> comm.all_to_all(10 * comm.rank + np.arange(2))  # rank 1 gets [1, 11]
+        array([ 0, 10])
         """
         return self.run(ALL_TO_ALL, x, None, None, out, None, None, async_op, timeout)
 
     def barrier(self, *, async_op=False, timeout=None):
-        """Block until every rank has called it. timeout: seconds."""
+        """Block until every rank has called it.
+
+        Parameters
+        ----------
+        async_op, timeout
+            See `Comm`.
+
+        Returns
+        -------
+        None or Work
+            A `Work` with async_op=True.
+
+        Raises
+        ------
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> comm.barrier(timeout=30)
+        """
         return self.run(BARRIER, None, None, None, None, None, None, async_op, timeout)
 
     def plan(self, str kind, *arguments, **keywords):
         """Return a `Plan` of the collective `kind`, whose arguments are checked once and whose arrays are pinned.
 
-        kind: the name of a method of this class; its arguments follow. Calling the plan runs the collective with the
-        values that x holds then, and returns what the method would return. Making a plan is local: a wrong argument
-        raises here and does not affect other ranks.
+        Making a plan is local: a wrong argument raises here and does not affect other ranks.
+
+        Parameters
+        ----------
+        kind : str
+            The name of a collective from `all_reduce` to `barrier`.
+        *arguments, **keywords
+            The arguments of that method. Arrays, not numbers.
+
+        Returns
+        -------
+        Plan
+            Calling it runs the collective with the values that x holds then.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument.
+        Closed
+            If the communicator is closed.
+
+        Examples
+        --------
+        >>> x = np.ones(2)
+        >>> step = comm.plan("all_reduce", x)
+        >>> for _ in range(3):
+        ...     step()
+        >>> x
+        array([8., 8.])
         """
         return Plan(self, kind, arguments, keywords)
 
@@ -257,8 +563,28 @@ cdef class Collectives:
         """Refuse the collective `kind`, in place of calling it, since an argument is wrong.
 
         For code that wraps a communicator and checks arguments itself. The ranks that call the collective get
-        `Mismatch` instead of waiting for this rank. If all ranks refuse it, the communicator is unchanged. Raises the
-        communicator's error if it has ended.
+        `Mismatch` instead of waiting for this rank. If all ranks refuse it, the communicator is unchanged.
+
+        Parameters
+        ----------
+        kind : str
+            The name of a collective from `all_reduce` to `barrier`.
+
+        Raises
+        ------
+        ValueError
+            For another name.
+        Error
+            If the communicator has ended.
+
+        Examples
+        --------
+        >>> def sum_floats(comm, x):
+        ...     if x.dtype.kind != "f":
+        ...         comm.refuse("all_reduce")
+        ...         raise TypeError(f"x is of {x.dtype}; give floats")
+        ...     comm.all_reduce(x)
+        >>> sum_floats(comm, np.ones(2))
         """
         if kind not in KIND_NUMBERS:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
@@ -542,7 +868,7 @@ cdef int check_overlap(Call *c, int rank) except -1:
 cdef class Plan:
     """A collective whose arguments are checked and whose arrays are pinned. Each call runs the collective.
 
-    If it was made with async_op=True, each call returns a `Work`.
+    `Comm.plan` makes it.
     """
 
     def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
@@ -572,7 +898,19 @@ cdef class Plan:
         raise TypeError("a plan belongs to its process; make one from the communicator there")
 
     def __call__(self):
-        """Run the collective once and return its result, or a `Work` if it was made with async_op=True."""
+        """Run the collective once, with the values that its arrays hold now.
+
+        Returns
+        -------
+        array, None or Work
+            What the method returns. A `Work` if the plan was made with async_op=True. A new array that the method would
+            return is the same one in each call.
+
+        Raises
+        ------
+        Error
+            As the method.
+        """
         if self.blocks_version != self.comm.engine.blocks_version:
             self.find_shared_again()
         if self.in_background:
@@ -645,10 +983,23 @@ cdef class Work(Issued):
     """A collective that runs in the background. Every collective returns one with async_op=True.
 
     Calls of one communicator run in the order in which they were made; calls with a `priority` run by priority. Do not
-    touch a call's arrays before it is finished. They stay alive until then, even if this object is deleted. In
-    asyncio, `await work` returns the call's result and uses no thread. Cancelling the awaiting coroutine does not
-    affect the call.
+    touch a call's arrays before it is finished. They stay alive until then, even if this object is deleted. In asyncio,
+    `await work` returns the call's result and uses no thread. Cancelling the awaiting coroutine does not affect the
+    call.
+
+    Examples
+    --------
+    >>> x = np.ones(2)
+    >>> work = comm.all_reduce(x, async_op=True)
+    >>> work.wait()
+    >>> x
+    array([2., 2.])
+    >>> comm.all_gather(np.array([comm.rank]), async_op=True).result()
+    array([[0],
+           [1]])
     """
+
+    __class_getitem__ = classmethod(GenericAlias)   # Work[None] in annotations
 
     def __cinit__(self, *_, **__):
         self.a.held = self.b.held = False
@@ -658,9 +1009,21 @@ cdef class Work(Issued):
         raise TypeError("a Work is made by a collective with async_op=True")
 
     def wait(self, timeout=None):
-        """Block until the call is finished. Raise the communicator's error if it has ended.
+        """Block until the call is finished.
 
-        timeout: seconds, after which TimeoutError is raised. The call goes on after a TimeoutError or a Ctrl-C.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. None waits until the call ends, at most for its own timeout.
+
+        Raises
+        ------
+        TimeoutError
+            After `timeout` seconds. The call goes on, as it does after a Ctrl-C.
+        TypeError, ValueError
+            For a wrong argument of the call that could be checked only when the call ran.
+        Error
+            If the communicator has ended.
         """
         try:
             finished = self.engine.wait_for(&self.task, deadline_ns_of(timeout))
@@ -674,18 +1037,50 @@ cdef class Work(Issued):
             raise self.refusal
 
     def done(self):
-        """Return whether the call is finished, successfully or not."""
+        """Return whether the call is finished, successfully or not.
+
+        Returns
+        -------
+        bool
+            Does not block.
+        """
         return is_finished(self.engine.queue, &self.task)
 
     def result(self, timeout=None):
-        """Wait as `wait` does, and return what the call returns without async_op=True."""
+        """Wait as `wait` does, and return what the call returns without async_op=True.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds, as in `wait`.
+
+        Returns
+        -------
+        array, number, list or None
+            The result of the call.
+
+        Raises
+        ------
+        TimeoutError, TypeError, ValueError, Error
+            As `wait`.
+        """
         self.wait(timeout)
         return self.answer if self.number is None else number_of(self.number, self.number_type)
 
     def fileno(self):
         """Return a file descriptor that becomes readable when the call is finished, as for `select`.
 
-        The Work owns the descriptor.
+        Returns
+        -------
+        int
+            The `Work` owns the descriptor.
+
+        Raises
+        ------
+        Error
+            If the communicator has ended.
+        OSError
+            If the process has too many open files.
         """
         if not is_finished(self.engine.queue, &self.task):
             self.engine.check_open()   # raises in a forked child, where the call would never finish

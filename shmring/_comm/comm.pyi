@@ -26,7 +26,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
 class Comm(Messages):
-    """A communicator: one rank's membership in a group of ranks, and the collectives among them."""
+    """A communicator: one rank's membership in a group of ranks, with the calls among them."""
 
     def __init__(
         self,
@@ -75,29 +75,48 @@ class Comm(Messages):
     def run_steps(
         self, function: Callable[..., _T], *arguments: Any, begun: bool = False, **keywords: Any
     ) -> _T:
-        """Run the function, which makes several calls of this communicator, as one call."""
+        """Run function(*arguments, **keywords), which makes several calls of this communicator, as one
+        call.
+        """
 
+    @overload
+    def split(self, color: SupportsIndex, key: SupportsIndex = 0, *, timeout: float | None = None) -> Comm:
+        """Collective: make a communicator for each color, and return the one of this rank's color."""
+    @overload
+    def split(self, color: None, key: SupportsIndex = 0, *, timeout: float | None = None) -> None:
+        """Collective: make a communicator for each color, and return the one of this rank's color."""
+    @overload
     def split(
         self, color: SupportsIndex | None, key: SupportsIndex = 0, *, timeout: float | None = None
     ) -> Comm | None:
         """Collective: make a communicator for each color, and return the one of this rank's color."""
 
     def group(self, ranks: Iterable[SupportsIndex], *, timeout: float | None = None) -> Comm | None:
-        """Collective: make a communicator of the listed ranks, and return it on them; None on other ranks."""
+        """Collective: make a communicator of the listed ranks, and return it on them; return None on other
+        ranks.
+        """
 
     def dup(self, *, timeout: float | None = None) -> Comm:
         """Collective: return another communicator of the same ranks, as `split(0)` does."""
 
     @overload
     def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
-        """Collective: return an array in memory that every rank of the host maps."""
+        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy
+        nothing.
+        """
 
     @overload
     def empty(
         self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
-    ) -> NDArray[_Scalar]: ...
+    ) -> NDArray[_Scalar]:
+        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy
+        nothing.
+        """
     @overload
-    def empty(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def empty(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]:
+        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy
+        nothing.
+        """
     @overload
     def zeros(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
         """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
@@ -105,9 +124,11 @@ class Comm(Messages):
     @overload
     def zeros(
         self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
-    ) -> NDArray[_Scalar]: ...
+    ) -> NDArray[_Scalar]:
+        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
     @overload
-    def zeros(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def zeros(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]:
+        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
     @overload
     def full(
         self,
@@ -122,13 +143,15 @@ class Comm(Messages):
     @overload
     def full(
         self, shape: _Shape, fill_value: Any, dtype: DTypeLike | None = None, *, timeout: float | None = None
-    ) -> NDArray[Any]: ...
+    ) -> NDArray[Any]:
+        """Collective: return an array as `empty` does, filled with `fill_value`."""
     @overload
     def copy_of(self, a: NDArray[_Scalar], *, timeout: float | None = None) -> NDArray[_Scalar]:
         """Collective: return a copy of `a` in an array as `empty` returns."""
 
     @overload
-    def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]: ...
+    def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]:
+        """Collective: return a copy of `a` in an array as `empty` returns."""
     def adopt(self, x: Memory, *, timeout: float | None = None) -> Adoption:
         """Collective: map an array of another library in every rank of the host, at its present address."""
 
@@ -145,7 +168,9 @@ class Comm(Messages):
     def broadcast_object(
         self, item: Any = None, root: SupportsIndex = 0, *, timeout: float | None = None
     ) -> Any:
-        """Return the root's object on every rank."""
+        """Return the root's object on every rank: the object itself on the root, a copy on the other
+        ranks.
+        """
 
     def all_gather_object(self, item: Any, *, timeout: float | None = None) -> list[Any]:
         """Return a list, by rank, of copies of every rank's object, also of this rank's own."""
@@ -153,7 +178,9 @@ class Comm(Messages):
     def gather_object(
         self, item: Any, root: SupportsIndex = 0, *, timeout: float | None = None
     ) -> list[Any] | None:
-        """Return a list, by rank, of copies of every rank's object on the root; None on other ranks."""
+        """Return a list, by rank, of copies of every rank's object on the root; return None on the other
+        ranks.
+        """
 
     def scatter_object(
         self,
@@ -165,20 +192,29 @@ class Comm(Messages):
         """Return a copy of the root's items[rank]."""
 
     def stats(self) -> _Stats:
-        """Return counters of this rank since it joined, and properties of the machine."""
+        """Return counters of this rank since it joined, and properties of the machine, as a dict. Local."""
 
     def trace(self, path: str | PathLike[str]) -> Trace:
-        """Record this rank's calls from now on, with their waits and their work, for Perfetto."""
+        """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto.
+        Local.
+        """
 
-    def _trace_automatically(self, path: str) -> None: ...
+    def _trace_automatically(self, path: str) -> None:
+        """Begin the trace that SHMRING_TRACE requests. A call of `trace` replaces it."""
     def abort(self, reason: str) -> None:
-        """End the communicator: the current or next call of every rank raises `Aborted` with this reason."""
+        """End the communicator: the current or next call of every rank raises `Aborted` with this reason.
+        Local.
+        """
 
     def shrink(self, *, timeout: float | None = None) -> Comm:
-        """Collective over the surviving ranks: return a new communicator of them."""
+        """Collective over the surviving ranks: return a new communicator of them, in the order of their
+        ranks.
+        """
 
     def close(self) -> None:
-        """Leave the communicator. Local; ranks that still call it get RankFailed."""
+        """Leave the communicator. Local; ranks that still call it get RankFailed. A second close does
+        nothing.
+        """
 
     def _disown(self) -> None:
         """Close the descriptors in a forked child, without touching shared memory."""

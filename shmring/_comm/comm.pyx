@@ -33,12 +33,54 @@ open_comms = weakref.WeakSet()   # of this process
 
 
 cdef class Comm(Messages):
-    """A communicator: one rank's membership in a group of ranks, and the collectives among them.
+    """A communicator: one rank's membership in a group of ranks, with the calls among them.
 
     `shmring.init` and `shmring.spawn` make it. It is a context manager that closes it. All ranks must call every
     collective, in the same order, with matching arguments. Values are folded in rank order, so the result has the same
-    bits on every rank. A wrong argument raises TypeError or ValueError on the rank that passed it, and `Mismatch` on
-    the others. Every other error is a `shmring.Error`: it is raised on every rank, and ends the communicator.
+    bits on every rank. Messages of one tag between two ranks are received in sending order; they never wait for a
+    collective. One thread at a time may call collectives, while another one sends and receives.
+
+    Examples of its methods run on two ranks, as `comm`. The printed results are those of rank 0.
+
+    Parameters of several methods
+    -----------------------------
+    x, out : array
+        A NumPy array, a `Memory`, or any object with the buffer protocol, `__array_interface__` or DLPack on the CPU,
+        contiguous in memory. Collectives that only move items take any dtype without references; calls that reduce take
+        bool, integers, floats (also float16, bfloat16 and float8) and complex numbers.
+    op : str or Op
+        The name of an operation, as in `Op`.
+    root, dest, source : int
+        A rank, 0 to size - 1. The root is the same on all ranks.
+    context : 0 or 1
+        A message that is sent in one context is received and probed only in the same context, also by `ANY_SOURCE` and
+        `ANY_TAG`. 1 is for libraries that use the communicator of a program beside it.
+    async_op : bool
+        True: run in the background, after the calls made before, and return a `Work` that holds the result. The call's
+        arrays must not be touched until the `Work` is finished.
+    timeout : float, optional
+        Seconds until the call raises `Timeout`. None: the timeout of `init`, by default that of SHMRING_TIMEOUT.
+    priority : int, optional
+        -4095 to 4095, the same on all ranks. Among the calls with a priority that every rank has issued, the call with
+        the highest priority runs next; among equal priorities, the earliest call. The ranks agree on it before each
+        call. A large all_reduce, reduce or broadcast runs in fragments of 4 MiB, and calls of higher priority may run
+        between two fragments; the bits of the result are the same. A call without a priority runs after all calls made
+        before it and before all calls made after it. (Peng et al. 2019, ByteScheduler; Jayarajan et al. 2019, P3.)
+
+    Errors of every collective
+    --------------------------
+    TypeError, ValueError
+        On the rank that passed a wrong argument. The others get `Mismatch`, and the communicator has ended.
+    Error
+        One of its subclasses: `Mismatch` if the ranks' calls differ, `Timeout`, `RankFailed`, `Aborted`. All ranks
+        raise it, and it ends the communicator. `Closed` if this rank has closed it.
+
+    Examples
+    --------
+    >>> comm.rank, comm.size
+    (0, 2)
+    >>> comm.all_reduce(comm.rank + 1)
+    3
     """
 
     def __init__(self, Engine engine=None, local_sockets=None, segment=None, int fd=-1, settings=None, place=None,
@@ -115,9 +157,36 @@ cdef class Comm(Messages):
         KeyboardInterrupt, ends the communicator. Every other rank then raises `Aborted`, instead of waiting for this
         rank or making calls that do not match this rank's. An exception before the first call has no such effect.
         Neither have shmring's own errors, refused arguments (`refuse`), and errors that all ranks raise, which
-        `shmring.errors.agreed` marks. Calls by other threads raise RuntimeError while the function runs. begun: True
-        if the function continues a sequence of calls, so that an exception before its first call ends the
-        communicator, too.
+        `shmring.errors.agreed` marks.
+
+        Parameters
+        ----------
+        function : callable
+            Calls by other threads raise RuntimeError while it runs.
+        *arguments
+            Its arguments.
+        begun : bool
+            True if the function continues a sequence of calls, so that an exception before its first call ends the
+            communicator, too.
+        **keywords
+            Its keyword arguments.
+
+        Returns
+        -------
+        object
+            What the function returns.
+
+        Raises
+        ------
+        BaseException
+            What the function raises.
+
+        Examples
+        --------
+        >>> def mean_and_max(comm, x):
+        ...     return comm.all_reduce(x, "avg"), comm.all_reduce(x, "max")
+        >>> comm.run_steps(mean_and_max, comm, float(comm.rank))
+        (0.5, 1.0)
         """
         return self.engine.run_steps(function, *arguments, begun=begun, **keywords)
 
@@ -126,11 +195,38 @@ cdef class Comm(Messages):
     def split(self, color, key=0, *, timeout=None):
         """Collective: make a communicator for each color, and return the one of this rank's color.
 
-        color: an integer; with None the rank joins no new communicator, and None is returned. key: an integer. The
-        ranks of a color are ordered by key, then by rank. timeout: seconds. The communicators are independent: an
-        abort, an error or the closing of one does not affect the others. The death of a rank ends all communicators
-        of that rank. If a new communicator cannot start, for example with OutOfMemory, only its ranks raise the
-        error. See MPI_Comm_split.
+        Parameters
+        ----------
+        color : int or None
+            The ranks of one color form a group. With None the rank joins no group.
+        key : int
+            The ranks of a group are ordered by key, then by rank.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Comm or None
+            None if color is None. The communicators are independent: an abort, an error or the closing of one does not
+            affect the others. The death of a rank ends all communicators of that rank.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a color or key that is no integer of 64 bits.
+        Error
+            As every collective. If a group cannot start, for example with `OutOfMemory`, only its ranks raise the
+            error.
+
+        Notes
+        -----
+        As MPI_Comm_split.
+
+        Examples
+        --------
+        >>> with comm.split(color=comm.rank % 2) as half:
+        ...     half.size, half.parent_ranks
+        (1, (0,))
         """
         try:
             packed = groups.pack_color(color, key)
@@ -147,8 +243,33 @@ cdef class Comm(Messages):
     def group(self, ranks, *, timeout=None):
         """Collective: make a communicator of the listed ranks, and return it on them; return None on other ranks.
 
-        ranks: a list of ranks, the same on all ranks; ranks[i] becomes rank i. All ranks must call it. Otherwise as
-        `split`.
+        All ranks must call it.
+
+        Parameters
+        ----------
+        ranks : list of int
+            The same on all ranks. ranks[i] becomes rank i.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Comm or None
+            As `split`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a list with a rank that does not exist or occurs twice.
+        Error
+            As `split`.
+
+        Examples
+        --------
+        >>> swapped = comm.group([1, 0])
+        >>> swapped.rank
+        1
+        >>> swapped.close()
         """
         try:
             wanted = groups.listed(ranks, self.nranks)
@@ -164,7 +285,29 @@ cdef class Comm(Messages):
         return self.form([wanted.tolist()] if len(wanted) else [], timeout_s)
 
     def dup(self, *, timeout=None):
-        """Collective: return another communicator of the same ranks, as `split(0)` does."""
+        """Collective: return another communicator of the same ranks, as `split(0)` does.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Comm
+            Its calls are independent of those of this one, so another thread may use it.
+
+        Raises
+        ------
+        Error
+            As `split`.
+
+        Examples
+        --------
+        >>> with comm.dup() as other:
+        ...     other.all_reduce(1)
+        2
+        """
         return self.split(0, timeout=timeout)
 
     cdef object form(self, list members, double timeout_s):
@@ -188,9 +331,38 @@ cdef class Comm(Messages):
     def empty(self, shape, dtype="float64", *, timeout=None):
         """Collective: return an array in memory that every rank of the host maps. Collectives on it copy nothing.
 
-        shape and dtype: the same on every rank. timeout: seconds. Each rank gets an array of its own, filled with
-        zeros. The memory is freed when the last reference to it is gone, also after the communicator is closed.
-        Raises OutOfMemory on every rank.
+        Each rank gets an array of its own. The memory is freed when the last reference to it is gone, also after the
+        communicator is closed.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            The same on every rank.
+        dtype : numpy.dtype
+            The same on every rank.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        numpy.ndarray
+            Filled with zeros, in C order.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong shape, or a dtype with references.
+        OutOfMemory
+            On every rank. The communicator stays usable.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> gradient = comm.empty((2, 3), "float32")
+        >>> comm.all_reduce(gradient)
+        >>> gradient.shape
+        (2, 3)
         """
         try:
             lengths, numpy_dtype = check_array(shape, dtype)
@@ -201,13 +373,60 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self.arrays.empty, lengths, numpy_dtype, timeout_s)
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
-        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
+        """Collective: return an array as `empty` does. It is guaranteed to hold zeros.
+
+        Parameters
+        ----------
+        shape, dtype, timeout
+            As in `empty`.
+
+        Returns
+        -------
+        numpy.ndarray
+            As `empty`.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `empty`.
+
+        Examples
+        --------
+        >>> comm.zeros(2)
+        array([0., 0.])
+        """
         return self.empty(shape, dtype, timeout=timeout)
 
     def full(self, shape, fill_value, dtype=None, *, timeout=None):
         """Collective: return an array as `empty` does, filled with `fill_value`.
 
-        dtype: that of `fill_value` if None.
+        Parameters
+        ----------
+        shape : int or tuple of int
+            The same on every rank.
+        fill_value : number or array
+            It is broadcast to the shape. It may differ between ranks.
+        dtype : numpy.dtype, optional
+            That of `fill_value` if None.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        numpy.ndarray
+            As `empty`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `empty`, or for a value that does not fit.
+        Error
+            As `empty`.
+
+        Examples
+        --------
+        >>> comm.full(2, comm.rank + 0.5)
+        array([0.5, 0.5])
         """
         import numpy as np
 
@@ -221,7 +440,30 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self._holding, values, shape, dtype, timeout_s)
 
     def copy_of(self, a, *, timeout=None):
-        """Collective: return a copy of `a` in an array as `empty` returns. Shape and dtype are those of `a`."""
+        """Collective: return a copy of `a` in an array as `empty` returns.
+
+        Parameters
+        ----------
+        a : array
+            Its shape and dtype are the same on every rank.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        numpy.ndarray
+            Of the shape and dtype of `a`, in C order.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `empty`.
+
+        Examples
+        --------
+        >>> comm.copy_of([1, 2])
+        array([1, 2])
+        """
         import numpy as np
 
         try:
@@ -241,11 +483,38 @@ cdef class Comm(Messages):
     def adopt(self, x, *, timeout=None):
         """Collective: map an array of another library in every rank of the host, at its present address.
 
-        x: a `Memory` with an owner, of the same number of bytes on every rank. It must be whole pages in a mapping of
-        their own, as `tensor.share_memory_()` makes them. timeout: seconds. Returns an `Adoption`. While the adoption
-        lives, collectives on the array or on parts of it copy nothing. The array keeps its values. No thread may write
-        to the array during this call, and the array must not be unmapped before the adoption is released. Raises
-        ValueError or OutOfMemory; the array is then unchanged.
+        While the adoption lives, collectives on the array or on parts of it copy nothing. The array keeps its values.
+        No thread may write to the array during this call, and the array must not be unmapped before the adoption is
+        released.
+
+        Parameters
+        ----------
+        x : Memory
+            With an owner, of the same number of bytes on every rank. It must be whole pages in a mapping of their own,
+            as `tensor.share_memory_()` makes them.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Adoption
+            Its `release` ends it.
+
+        Raises
+        ------
+        TypeError, ValueError, OutOfMemory
+            For memory that cannot be mapped. The array is then unchanged.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> import mmap
+        >>> memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+        >>> x = np.frombuffer(memory, "float32")
+        >>> adoption = comm.adopt(shmring.Memory(x.ctypes.data, x.size, "float32", owner=x))
+        >>> comm.all_reduce(x)  # no copy
+        >>> adoption.release()
         """
         try:
             if not isinstance(x, Memory) or x.owner is None or x.readonly:
@@ -265,10 +534,39 @@ cdef class Comm(Messages):
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: return one array, filled with zeros, whose memory all ranks of the host share.
 
-        shape, dtype and locks: the same on every rank. timeout: seconds. Returns a `SharedArray`. Its `fence()` is a
-        barrier: after it all ranks see the values that were written before it. `with array.lock(i):`, with i below
-        `locks`, excludes other ranks that take lock i. The memory is freed when no rank refers to it any more. A
-        collective can read the array, but not write to it. Raises OutOfMemory on every rank.
+        The memory is freed when no rank refers to it any more. A collective can read the array, but not write to it.
+
+        Parameters
+        ----------
+        shape, dtype
+            As in `empty`.
+        locks : int
+            Number of locks, the same on every rank. `with array.lock(i):`, with i below `locks`, excludes other ranks
+            that take lock i.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        SharedArray
+            Its `fence` is a barrier: after it all ranks see the values that were written before it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `empty`, or for a wrong number of locks.
+        OutOfMemory
+            On every rank. The communicator stays usable.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> table = comm.shared(2, "int64")
+        >>> table[comm.rank] = comm.rank + 1
+        >>> table.fence()
+        >>> table.tolist()
+        [1, 2]
         """
         try:
             lengths, numpy_dtype = check_array(shape, dtype)
@@ -291,8 +589,32 @@ cdef class Comm(Messages):
     def broadcast_object(self, item=None, root=0, *, timeout=None):
         """Return the root's object on every rank: the object itself on the root, a copy on the other ranks.
 
-        item: any object that can be pickled, on the root; ignored on other ranks. Arrays in it are transferred outside
-        the pickle. timeout: seconds, for each of the calls that it makes.
+        Parameters
+        ----------
+        item : object
+            On the root, an object that can be pickled; ignored on other ranks. Arrays in it are transferred outside the
+            pickle.
+        root : int
+            The rank that sends.
+        timeout : float, optional
+            Seconds, for each of the calls that it makes; see `Comm`.
+
+        Returns
+        -------
+        object
+            The object or its copy.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong root; or what pickling the object raises.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> comm.broadcast_object({"seed": 7} if comm.rank == 0 else None)
+        {'seed': 7}
         """
         frame = self.frame_of(BROADCAST, item, root, False)
         received = self.engine.run_own_steps(self._broadcast_frame, frame, root, timeout)
@@ -301,7 +623,25 @@ cdef class Comm(Messages):
     def all_gather_object(self, item, *, timeout=None):
         """Return a list, by rank, of copies of every rank's object, also of this rank's own.
 
-        item and timeout: as in `broadcast_object`.
+        Parameters
+        ----------
+        item, timeout
+            As in `broadcast_object`.
+
+        Returns
+        -------
+        list
+            One object for each rank.
+
+        Raises
+        ------
+        Error
+            As every collective; or what pickling the object raises.
+
+        Examples
+        --------
+        >>> comm.all_gather_object(f"rank {comm.rank}")
+        ['rank 0', 'rank 1']
         """
         frame = self.frame_of(ALL_GATHER, item, 0, True)
         return self.engine.run_own_steps(self._all_gather_frames, frame, timeout, may_be_step=True)
@@ -309,7 +649,25 @@ cdef class Comm(Messages):
     def gather_object(self, item, root=0, *, timeout=None):
         """Return a list, by rank, of copies of every rank's object on the root; return None on the other ranks.
 
-        item and timeout: as in `broadcast_object`.
+        Parameters
+        ----------
+        item, root, timeout
+            As in `broadcast_object`.
+
+        Returns
+        -------
+        list or None
+            On the root, one object for each rank.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `broadcast_object`.
+
+        Examples
+        --------
+        >>> comm.gather_object(f"rank {comm.rank}")  # None on rank 1
+        ['rank 0', 'rank 1']
         """
         frame = self.frame_of(GATHER_V, item, root, True)
         return self.engine.run_own_steps(self._gather_frames, as_array(frame), root, timeout, may_be_step=True)
@@ -317,7 +675,27 @@ cdef class Comm(Messages):
     def scatter_object(self, items=None, root=0, *, timeout=None):
         """Return a copy of the root's items[rank].
 
-        items: on the root, one object for each rank; ignored on other ranks. timeout: as in `broadcast_object`.
+        Parameters
+        ----------
+        items : list
+            On the root, one object for each rank; ignored on other ranks.
+        root, timeout
+            As in `broadcast_object`.
+
+        Returns
+        -------
+        object
+            The copy.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `broadcast_object`.
+
+        Examples
+        --------
+        >>> comm.scatter_object(["first", "second"] if comm.rank == 0 else None)
+        'first'
         """
         try:
             frames = None
@@ -383,25 +761,60 @@ cdef class Comm(Messages):
     # -- the rest --
 
     def stats(self):
-        """Return counters of this rank since it joined, and properties of the machine, as a dict.
+        """Return counters of this rank since it joined, and properties of the machine, as a dict. Local.
 
-        `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
-        `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression. `steps`:
-        steps of ring and tree calls. `paths`: number of calls by path. `path`: path of the last call. `distance`
-        ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them. `isa`: the
-        instruction set of the kernels.
+        Returns
+        -------
+        dict
+            `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
+            `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
+            `steps`: steps of ring and tree calls. `paths`: number of calls by path. `path`: path of the last call.
+            `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
+            `isa`: the instruction set of the kernels.
+
+        Examples
+        --------
+        >>> before = comm.stats()["calls"]
+        >>> comm.barrier()
+        >>> comm.stats()["calls"] - before
+        1
         """
         return self.engine.stats()
 
     def trace(self, path):
-        """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto.
+        """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto. Local.
 
-        Local; usually all ranks call it with the same path. Returns a `Trace`, a context manager. Its `stop()`, or the
-        end of the communicator, adds this rank's track to the file at `path`. The file is JSON in Chrome's trace event
-        format; open it at ui.perfetto.dev. A file that another world wrote at `path` is replaced. Ranks of another
-        host write to a file of that host, such as t.node1.json. The last 65,536 slices of a rank are kept. Groups that
-        are made during the trace are traced, too. A small call takes about 0.15 µs longer. Raises OSError if the file
-        cannot be written, and RuntimeError during another trace or while another thread is inside a call.
+        Usually all ranks call it with the same path. Groups that are made during the trace are traced, too. A small
+        call takes about 0.15 µs longer.
+
+        Parameters
+        ----------
+        path : path
+            Of a JSON file in Chrome's trace event format; open it at ui.perfetto.dev. `Trace.stop`, or the end of the
+            communicator, adds this rank's track to it. A file that another world wrote there is replaced. Ranks of
+            another host write to a file of that host, such as t.node1.json. The last 65,536 slices of a rank are kept.
+
+        Returns
+        -------
+        Trace
+            A context manager that stops it.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        RuntimeError
+            During another trace, or while another thread is inside a call.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.gettempdir(), "trace-of-an-example.json")
+        >>> with comm.trace(path):
+        ...     comm.barrier()
+        >>> comm.barrier()
+        >>> if comm.rank == 0:
+        ...     os.remove(path)
         """
         if self.tracer is not None and self.tracer.is_automatic:   # an explicit trace replaces it
             self.tracer.stop_quietly()
@@ -429,21 +842,75 @@ cdef class Comm(Messages):
         return group
 
     def abort(self, str reason):
-        """End the communicator: the current or next call of every rank raises `Aborted` with this reason."""
+        """End the communicator: the current or next call of every rank raises `Aborted` with this reason. Local.
+
+        Parameters
+        ----------
+        reason : str
+            For the text of the error.
+
+        Raises
+        ------
+        Closed
+            If the communicator is closed.
+
+        Examples
+        --------
+        >>> other = comm.dup()
+        >>> if comm.rank == 1:
+        ...     other.abort("the loss is not a number")
+        >>> try:
+        ...     other.barrier()
+        ... except shmring.Aborted as error:
+        ...     error.rank, error.reason
+        (1, 'the loss is not a number')
+        """
         self.engine.abort(reason)
 
     def shrink(self, *, timeout=None):
         """Collective over the surviving ranks: return a new communicator of them, in the order of their ranks.
 
-        Call it after any `shmring.Error` but `Closed`. If no rank has ended the communicator, this rank does. The
-        survivors agree on the membership, even if more ranks die meanwhile. Excluded are ranks that have ended, have
-        left or cannot be reached, and ranks that do not call shrink within timeout seconds (by default the
-        communicator's timeout). A rank that a Timeout has named has only one second, counted from the time when every
-        other rank has called shrink; if it calls shrink before, it is included. An excluded rank that calls shrink
-        later raises RankFailed for itself. The new communicator's `parent_ranks` are the ranks' numbers in this
-        communicator. This communicator is closed, and its shared arrays become private. The survivors may differ by
-        one call, which some have completed and others have not, so they have to agree from which step to continue.
-        See MPI_Comm_shrink in the ULFM proposal for MPI.
+        Call it after any `Error` but `Closed`. If no rank has ended the communicator, this rank does. The survivors
+        agree on the membership, even if more ranks die meanwhile. Excluded are ranks that have ended, have left or
+        cannot be reached, the rank that a Timeout has named, and ranks that do not call shrink within the timeout. This
+        communicator is closed, and its shared arrays become private. The survivors may differ by one call, which some
+        have completed and others have not, so they have to agree from which step to continue.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Comm
+            Its `parent_ranks` are the ranks' numbers in this communicator, its `epoch` is one more.
+
+        Raises
+        ------
+        RankFailed
+            On an excluded rank that calls it later, for that rank.
+        RuntimeError
+            While another thread is inside a call.
+        Error
+            If the survivors cannot agree within the timeout.
+
+        Notes
+        -----
+        As MPI_Comm_shrink in the ULFM proposal for MPI.
+
+        Examples
+        --------
+        >>> other = comm.dup()
+        >>> if comm.rank == 1:
+        ...     other.close()  # as if it had died
+        ... else:
+        ...     try:
+        ...         other.barrier()
+        ...     except shmring.RankFailed as error:
+        ...         with other.shrink() as left:
+        ...             print(error.rank, left.size, left.epoch)
+        1 1 1
         """
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
@@ -489,6 +956,21 @@ cdef class Comm(Messages):
         that is not in a call takes in about 64 KiB. A message is lost if it has not arrived by then, or if the
         communicator ends while the message is in transit; its receiver gets RankFailed. A `Transfer` that is not
         complete is lost, too.
+
+        Raises
+        ------
+        RuntimeError
+            While another thread is inside a call of this communicator.
+
+        Examples
+        --------
+        >>> other = comm.dup()
+        >>> other.close()
+        >>> try:
+        ...     other.barrier()
+        ... except shmring.Closed:
+        ...     print("closed")
+        closed
         """
         if self.engine is None or self.engine.closed_because is not None:   # None: __init__ has raised
             return

@@ -3,7 +3,9 @@
 from .fused import FusedCollectives
 
 class PendingMessage:
-    """A message that outlives the call that began it."""
+    """A message that outlives the call that began it, and the objects that it keeps alive until it is
+    complete.
+    """
 
 class Endpoint(FusedCollectives):
-    """The posted messages of one communicator."""
+    """The posted messages of one communicator. They never wait for a collective."""

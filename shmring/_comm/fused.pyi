@@ -22,7 +22,9 @@ class FusedCollectives(VectorCollectives):
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine each array of the list elementwise with those of all ranks, many small arrays as one."""
+        """Combine each array of a list elementwise with those of all ranks, many small arrays as one; return
+        None.
+        """
 
     @overload
     def all_reduce_many(
@@ -36,4 +38,6 @@ class FusedCollectives(VectorCollectives):
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """Run in the background and return a Work."""
+        """Combine each array of a list elementwise with those of all ranks, many small arrays as one; return
+        None.
+        """

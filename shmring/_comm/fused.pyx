@@ -137,21 +137,48 @@ cdef class FusedCollectives(VectorCollectives):
 
     def all_reduce_many(self, arrays, op="sum", *, out=None, fuse_nbytes=None, async_op=False, timeout=None,
                         priority=None):
-        """Combine each array of the list elementwise with those of all ranks, many small arrays as one.
+        """Combine each array of a list elementwise with those of all ranks, many small arrays as one; return None.
 
-        arrays: contiguous, disjoint arrays of any dtypes and lengths. Every rank passes the same number of arrays, with
-        the same dtypes and numbers of elements, in the same order. They are overwritten unless `out` is given. out: a
-        list of as many arrays, with the same dtypes and numbers of elements. out[i] may be the i-th array, else it is
-        disjoint from all other arrays of the call. op: as in `all_reduce`. timeout: seconds, for each call that it
-        makes. priority: see `Collectives`; it holds for all calls that it makes.
+        Parameters
+        ----------
+        arrays : list of arrays
+            Contiguous and disjoint, of any dtypes and lengths. Every rank passes the same number of arrays, with the
+            same dtypes and numbers of elements, in the same order. They are overwritten unless `out` is given.
+        op : str or Op
+            The operation.
+        out : list of arrays, optional
+            As many arrays, with the same dtypes and numbers of elements. out[i] may be the i-th array, else it is
+            disjoint from all other arrays of the call.
+        fuse_nbytes : int, optional
+            Bytes, the same on every rank; the tuned value if None. Arrays of at most this size are reduced together by
+            dtype, larger arrays one by one. Values are folded in rank order, so the bits are those of separate calls.
+            If `Comm.wire` is not "native", arrays that are reduced together are rounded and sent as one array.
+        async_op, timeout, priority
+            See `Comm`. Timeout and priority are those of each call that it makes.
 
-        fuse_nbytes: bytes, the same on every rank; the tuned value if None. Arrays of at most this size are reduced
-        together by dtype, larger arrays one by one. Values are folded in rank order, so the bits are those of separate
-        calls. If `Comm.wire` is not "native", arrays that are reduced together are rounded and sent as one array.
+        Returns
+        -------
+        None or Work
+            One `Work` for all arrays with async_op=True. The arrays are then packed when their call runs.
 
+        Raises
+        ------
+        TypeError, ValueError
+            As in `all_reduce`, or for arrays that overlap.
+        Error
+            As every collective.
+
+        Notes
+        -----
         Small arrays are packed into a buffer, unless they are consecutive views of one array. Consecutive views of one
-        array from `empty`, `zeros`, `full`, `copy_of` or `adopt` are reduced without any copy. With async_op=True it
-        returns one `Work` for all arrays, and packs the arrays when their call runs.
+        array from `empty`, `zeros`, `full`, `copy_of` or `adopt` are reduced without any copy.
+
+        Examples
+        --------
+        >>> weights, bias = np.ones((2, 2)), np.ones(2)
+        >>> comm.all_reduce_many([weights, bias])
+        >>> bias
+        array([2., 2.])
         """
         cdef Call c
         cdef _Members members

@@ -19,8 +19,34 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     """Join a world and return this rank's communicator; collective over the world's ranks.
 
     Without `world`, world and rank come from the environment (shmrun, torchrun, mpiexec, srun), or the world
-    has one rank. `timeout`, in seconds, limits the meeting and is the default of every later call. Its own
-    default is SHMRING_TIMEOUT. Raises Timeout, RankFailed, Mismatch, OutOfMemory or Error.
+    has one rank.
+
+    Parameters
+    ----------
+    world : World, optional
+        As returned by `shmring.world`, the same for all ranks.
+    rank : int, optional
+        This process' rank in the world, 0 to nprocs - 1.
+    timeout : float, optional
+        Seconds for the meeting, and the default of every later call. None: SHMRING_TIMEOUT.
+
+    Returns
+    -------
+    Comm
+        A context manager that closes it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument.
+    Timeout, RankFailed, Mismatch, OutOfMemory, Error
+        If the ranks cannot meet. The error names the missing ranks.
+
+    Examples
+    --------
+    >>> with shmring.init() as comm:  # no launcher: a world of one rank
+    ...     comm.size
+    1
     """
     settings = Settings.from_environment()
     timeout_s = settings.timeout_s if timeout is None else float(timeout)

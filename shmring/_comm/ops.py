@@ -4,7 +4,13 @@ import enum
 
 
 class Op(enum.StrEnum):
-    """Reduction operations. Every call also accepts the plain string."""
+    """Reduction operations. Every call also accepts the plain string.
+
+    Examples
+    --------
+    >>> comm.all_reduce(3, shmring.Op.MAX) == comm.all_reduce(3, "max")
+    True
+    """
 
     SUM = "sum"
     PROD = "prod"

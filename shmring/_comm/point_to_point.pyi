@@ -1,51 +1,66 @@
 """Types of point-to-point messages: Messages, the methods that a communicator inherits, and Transfer."""
 
 from collections.abc import Generator
-from typing import Any, Literal, SupportsIndex, final, overload
+from types import GenericAlias
+from typing import Any, Final, Generic, Literal, SupportsIndex, final, overload
+
+from typing_extensions import TypeVar
 
 from .collectives import _Array
 from .endpoint import Endpoint, PendingMessage
 
-ANY_SOURCE: int
-ANY_TAG: int
+ANY_SOURCE: Final = -1
+ANY_TAG: Final = -1
+_Received = TypeVar(
+    "_Received", default=Status | None, covariant=True
+)  # what waiting returns: None for a send
 
 @final
 class Status:
     """Properties of a received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
 
     @property
-    def source(self) -> int: ...
+    def source(self) -> int:
+        """The rank that sent it."""
+
     @property
-    def tag(self) -> int: ...
+    def tag(self) -> int:
+        """The tag that it was sent with."""
+
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Number of elements."""
+
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+
     @property
     def dtype(self) -> str | None: ...
 
 @final
-class Transfer(PendingMessage):
+class Transfer(PendingMessage, Generic[_Received]):
     """A message that `isend` or `irecv` has begun. It advances in the background."""
 
     def __init__(self, *args: object, **keywords: object) -> None: ...
     def done(self) -> bool:
         """Advance the transfer without blocking, and return whether it is complete."""
 
-    def wait(self, timeout: float | None = None) -> Status | None:
+    def wait(self, timeout: float | None = None) -> _Received:
         """Block until it is complete. Return the `Status` of a receive; else None."""
 
-    def result(self, timeout: float | None = None) -> Status | None:
+    def result(self, timeout: float | None = None) -> _Received:
         """Return what `wait` returns. `Work` has a method of the same name."""
 
     def cancel(self) -> bool:
         """Withdraw a receive that has not matched a message, and return whether it is withdrawn."""
 
-    def _wait_no_longer(self, waited_s: float) -> Status | None:
+    def _wait_no_longer(self, waited_s: float) -> _Received:
         """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts."""
 
-    def __await__(self) -> Generator[Any, None, Status | None]:
-        """Wait in asyncio: poll the transfer, and let other coroutines run between polls."""
+    def __await__(self) -> Generator[Any, None, _Received]: ...
+    @classmethod
+    def __class_getitem__(cls, item: Any) -> GenericAlias: ...
 
 @final
 class ProbedMessage:
@@ -59,7 +74,7 @@ class ProbedMessage:
     def recv(self, x: _Array, *, timeout: float | None = None) -> Status:
         """Receive the message into x and return its `Status`."""
 
-    def irecv(self, x: _Array) -> Transfer:
+    def irecv(self, x: _Array) -> Transfer[Status]:
         """Begin to receive the message into x and return a `Transfer`."""
 
     def recv_object(self, *, timeout: float | None = None) -> Any:
@@ -83,8 +98,8 @@ class Messages(Endpoint):
     def recv(
         self,
         x: _Array,
-        source: SupportsIndex = ...,
-        tag: SupportsIndex = ...,
+        source: SupportsIndex = ANY_SOURCE,
+        tag: SupportsIndex = ANY_TAG,
         *,
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
@@ -96,9 +111,9 @@ class Messages(Endpoint):
         x: _Array,
         dest: SupportsIndex,
         out: _Array,
-        source: SupportsIndex = ...,
+        source: SupportsIndex = ANY_SOURCE,
         sendtag: SupportsIndex = 0,
-        recvtag: SupportsIndex = ...,
+        recvtag: SupportsIndex = ANY_TAG,
         *,
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
@@ -113,18 +128,23 @@ class Messages(Endpoint):
         *,
         matched: bool = False,
         context: Literal[0, 1] = 0,
-    ) -> Transfer:
+    ) -> Transfer[None]:
         """Begin to send x and return a `Transfer`. Do not change x until it is complete."""
 
     def irecv(
-        self, x: _Array, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, context: Literal[0, 1] = 0
-    ) -> Transfer:
+        self,
+        x: _Array,
+        source: SupportsIndex = ANY_SOURCE,
+        tag: SupportsIndex = ANY_TAG,
+        *,
+        context: Literal[0, 1] = 0,
+    ) -> Transfer[Status]:
         """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`."""
 
     def probe(
         self,
-        source: SupportsIndex = ...,
-        tag: SupportsIndex = ...,
+        source: SupportsIndex = ANY_SOURCE,
+        tag: SupportsIndex = ANY_TAG,
         *,
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
@@ -132,14 +152,14 @@ class Messages(Endpoint):
         """Block until a message can be received, and return its `Status`. The message stays for `recv`."""
 
     def iprobe(
-        self, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, context: Literal[0, 1] = 0
+        self, source: SupportsIndex = ANY_SOURCE, tag: SupportsIndex = ANY_TAG, *, context: Literal[0, 1] = 0
     ) -> Status | None:
         """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
 
     def mprobe(
         self,
-        source: SupportsIndex = ...,
-        tag: SupportsIndex = ...,
+        source: SupportsIndex = ANY_SOURCE,
+        tag: SupportsIndex = ANY_TAG,
         *,
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
@@ -147,7 +167,7 @@ class Messages(Endpoint):
         """Block until a message can be received, take it, and return it."""
 
     def improbe(
-        self, source: SupportsIndex = ..., tag: SupportsIndex = ..., *, context: Literal[0, 1] = 0
+        self, source: SupportsIndex = ANY_SOURCE, tag: SupportsIndex = ANY_TAG, *, context: Literal[0, 1] = 0
     ) -> ProbedMessage | None:
         """Return a message as `mprobe` does, or None if there is no such message yet."""
 
@@ -166,8 +186,8 @@ class Messages(Endpoint):
     @overload
     def recv_object(
         self,
-        source: SupportsIndex = ...,
-        tag: SupportsIndex = ...,
+        source: SupportsIndex = ANY_SOURCE,
+        tag: SupportsIndex = ANY_TAG,
         *,
         with_status: Literal[False] = False,
         context: Literal[0, 1] = 0,
@@ -178,8 +198,8 @@ class Messages(Endpoint):
     @overload
     def recv_object(
         self,
-        source: SupportsIndex = ...,
-        tag: SupportsIndex = ...,
+        source: SupportsIndex = ANY_SOURCE,
+        tag: SupportsIndex = ANY_TAG,
         *,
         with_status: Literal[True],
         context: Literal[0, 1] = 0,

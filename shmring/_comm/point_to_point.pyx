@@ -2,6 +2,7 @@
 
 import operator
 import time
+from types import GenericAlias
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -82,13 +83,11 @@ cdef str described(uint64_t kind, size_t nbytes):
 @cython.final
 @cython.freelist(16)
 cdef class Status:
-    """Properties of a received or waiting message.
-
-    `source`: the sender. `tag`. `count`: number of elements. `nbytes`. `dtype`: its name, None for an opaque dtype.
-    """
+    """Properties of a received or waiting message. `recv` and `probe` return it."""
 
     @property
     def dtype(self):
+        """Name of the dtype; None for one that cannot be reduced, such as a structure."""
         return dtype_name(self.kind)
 
     def __repr__(self):
@@ -164,12 +163,39 @@ cdef class Messages(Endpoint):
     def send(self, x, dest, tag=0, *, matched=False, context=0, timeout=None):
         """Send x to rank `dest`. Return when x may be changed: it is then received, or in the ring to `dest`.
 
-        x: a contiguous array with items of a fixed size. tag: 0 to 2**31 - 1. timeout: seconds. A message that does
-        not fit into the ring blocks until `dest` receives it. A rank can send messages of any size to itself.
-        matched: if True, return once `dest` has matched the message with a receive, which need not be complete; a probe
-        does not match it. So the sender knows that `dest` has asked for it: `comm.send(task, dest, matched=True)`.
-        Raises ValueError or TypeError for a wrong argument. Every other error is a `shmring.Error`, which ends the
-        communicator on all ranks.
+        Parameters
+        ----------
+        x : array
+            Contiguous, with items of a fixed size.
+        dest : int
+            The rank that receives. A message that does not fit into the ring blocks until `dest` receives it. A rank
+            can send messages of any size to itself.
+        tag : int
+            0 to 2**31 - 1.
+        matched : bool
+            True: return once `dest` has matched the message with a receive, which need not be complete; a probe does
+            not match it. So the sender knows that `dest` has asked for it.
+        context : int
+            0, or 1 for the messages of a library; see `Comm`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument. No other rank is affected.
+        Error
+            Every other error, such as `Timeout` and `RankFailed`. It ends the communicator on all ranks.
+
+        Examples
+        --------
+        >>> if comm.rank == 1:
+        ...     comm.send(np.arange(3), dest=0, tag=5)
+        ... else:
+        ...     x = np.zeros(4, int)
+        ...     status = comm.recv(x, source=1, tag=5)
+        ...     print(x, status.count)
+        [0 1 2 0] 3
         """
         cdef Message message
         cdef Operand operand
@@ -184,13 +210,37 @@ cdef class Messages(Endpoint):
             release(&operand)
             self.end_messaging()
 
-    def recv(self, x, source=ANY, tag=ANY, *, context=0, timeout=None):
+    def recv(self, x, source=ANY_SOURCE, tag=ANY_TAG, *, context=0, timeout=None):
         """Receive a message into x and return its `Status`: `.source`, `.tag`, `.count` (elements), `.nbytes`.
 
-        x: a writable contiguous array of the message's dtype and at least of its length. Elements beyond the message
-        keep their values. source, tag: those of the message, or ANY_SOURCE, ANY_TAG. timeout: seconds. Raises
-        `Truncated` if the message is longer than x, and `Mismatch` if its items differ. Then x is unchanged, the
-        message is lost, and the communicator stays usable. Other errors: as in `send`.
+        Parameters
+        ----------
+        x : array
+            Writable and contiguous, of the message's dtype and at least of its length. Elements beyond the message keep
+            their values.
+        source, tag : int
+            Those of the message, or `ANY_SOURCE`, `ANY_TAG`.
+        context : int
+            0, or 1 for the messages of a library; see `Comm`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Status
+            The properties of the message.
+
+        Raises
+        ------
+        Truncated, Mismatch
+            If the message is longer than x, or its items differ. Then x is unchanged, the message is lost, and the
+            communicator stays usable.
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        See `send`.
         """
         cdef Message message
         cdef Operand operand
@@ -205,11 +255,43 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return self.result_of_received(&message)
 
-    def sendrecv(self, x, dest, out, source=ANY, sendtag=0, recvtag=ANY, *, context=0, timeout=None):
+    def sendrecv(self, x, dest, out, source=ANY_SOURCE, sendtag=0, recvtag=ANY_TAG, *, context=0, timeout=None):
         """Send x to `dest`, receive a message into `out` at the same time, and return the `Status` of the latter.
 
-        x: as in `send`. out: as in `recv`, disjoint from x. timeout: seconds. Two ranks can exchange messages of any
-        size with it, without deadlock.
+        Two ranks can exchange messages of any size with it, without deadlock.
+
+        Parameters
+        ----------
+        x : array
+            As in `send`.
+        dest : int
+            The rank that receives x.
+        out : array
+            As in `recv`, disjoint from x.
+        source, sendtag, recvtag : int
+            As in `send` and `recv`.
+        context : int
+            0, or 1 for the messages of a library; see `Comm`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Status
+            The properties of the received message.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `send` and `recv`.
+
+        Examples
+        --------
+        >>> other, x = 1 - comm.rank, np.empty(1, int)
+        >>> comm.sendrecv(np.array([comm.rank]), other, x, other).source
+        1
+        >>> x
+        array([1])
         """
         cdef Message sent, received
         cdef Operand a, b
@@ -236,22 +318,93 @@ cdef class Messages(Endpoint):
         return self.result_of_received(&received)
 
     def isend(self, x, dest, tag=0, *, matched=False, context=0):
-        """Begin to send x and return a `Transfer`. Do not change x until it is complete. Arguments: as in `send`.
+        """Begin to send x and return a `Transfer`. Do not change x until it is complete.
 
         Every call that sends or receives on this communicator advances it. Without such a call it advances in the
-        background. With matched=True, up to 16383 transfers to one rank may be incomplete at a time, else RuntimeError
-        is raised.
+        background.
+
+        Parameters
+        ----------
+        x, dest, tag, matched, context
+            As in `send`.
+
+        Returns
+        -------
+        Transfer
+            Its `wait` returns None.
+
+        Raises
+        ------
+        RuntimeError
+            For more than 16383 incomplete transfers to one rank with matched=True.
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        >>> other, x = 1 - comm.rank, np.empty(1, int)
+        >>> received = comm.irecv(x, source=other)
+        >>> sent = comm.isend(np.array([comm.rank]), other)
+        >>> sent.wait()
+        >>> received.wait().count
+        1
         """
         return self.begin_transfer(x, True, dest, tag, context, matched, NULL)
 
-    def irecv(self, x, source=ANY, tag=ANY, *, context=0):
-        """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`. Arguments: as in `recv`."""
+    def irecv(self, x, source=ANY_SOURCE, tag=ANY_TAG, *, context=0):
+        """Begin to receive into x and return a `Transfer`. Do not touch x until it is complete.
+
+        Parameters
+        ----------
+        x, source, tag, context
+            As in `recv`.
+
+        Returns
+        -------
+        Transfer
+            Its `wait` returns the `Status`, or None after `Transfer.cancel`.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `recv`; the errors of a message are raised by `Transfer.wait`.
+
+        Examples
+        --------
+        See `isend`.
+        """
         return self.begin_transfer(x, False, source, tag, context, False, NULL)
 
-    def probe(self, source=ANY, tag=ANY, *, context=0, timeout=None):
+    def probe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0, timeout=None):
         """Block until a message can be received, and return its `Status`. The message stays for `recv`.
 
-        source, tag and timeout: as in `recv`.
+        Parameters
+        ----------
+        source, tag : int
+            As in `recv`.
+        context : int
+            0, or 1 for the messages of a library; see `Comm`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Status
+            The properties of the message.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        >>> if comm.rank == 1:
+        ...     comm.send(np.ones(6), dest=0)
+        ... else:
+        ...     x = np.empty(comm.probe(source=1).count)
+        ...     print(comm.recv(x, source=1).nbytes)
+        48
         """
         cdef Message message
         self.begin_messaging()
@@ -263,8 +416,29 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return status_of(&message)
 
-    def iprobe(self, source=ANY, tag=ANY, *, context=0):
-        """Return the `Status` of a message as `probe` does, or None if there is no such message yet."""
+    def iprobe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0):
+        """Return the `Status` of a message as `probe` does, or None if there is no such message yet.
+
+        Parameters
+        ----------
+        source, tag, context : int
+            As in `recv`.
+
+        Returns
+        -------
+        Status or None
+            Does not block.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        >>> print(comm.iprobe(tag=99))
+        None
+        """
         cdef Message message
         self.begin_messaging()
         try:
@@ -278,12 +452,40 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return status_of(&message) if message.state == COMPLETE else None
 
-    def mprobe(self, source=ANY, tag=ANY, *, context=0, timeout=None):
+    def mprobe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0, timeout=None):
         """Block until a message can be received, take it, and return it as a `ProbedMessage`.
 
         No other receive or probe finds the message any more. So a program can allocate memory for the message that it
-        has seen, and receives no other one into it: `m = comm.mprobe()`, `x = np.empty(m.status.count)`, `m.recv(x)`.
-        Arguments: as in `recv`. The message is kept in private memory until it is received.
+        has seen, and receives no other one into it. The message is kept in private memory until it is received.
+
+        Parameters
+        ----------
+        source, tag : int
+            As in `recv`.
+        context : int
+            0, or 1 for the messages of a library; see `Comm`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        ProbedMessage
+            Its methods receive it.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        >>> if comm.rank == 1:
+        ...     comm.send(np.ones(6), dest=0)
+        ... else:
+        ...     message = comm.mprobe(source=1)
+        ...     x = np.empty(message.status.count)
+        ...     print(message.recv(x).count)
+        6
         """
         cdef ProbedMessage taken = self.new_probe()
         self.begin_messaging()
@@ -296,8 +498,29 @@ cdef class Messages(Endpoint):
             self.end_messaging()
         return taken
 
-    def improbe(self, source=ANY, tag=ANY, *, context=0):
-        """Return a `ProbedMessage` as `mprobe` does, or None if there is no such message yet."""
+    def improbe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0):
+        """Return a `ProbedMessage` as `mprobe` does, or None if there is no such message yet.
+
+        Parameters
+        ----------
+        source, tag, context : int
+            As in `recv`.
+
+        Returns
+        -------
+        ProbedMessage or None
+            Does not block.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        >>> print(comm.improbe(tag=99))
+        None
+        """
         cdef ProbedMessage taken = self.new_probe()
         self.begin_messaging()
         try:
@@ -313,7 +536,28 @@ cdef class Messages(Endpoint):
         return taken if taken.probe.state == COMPLETE else None
 
     def send_object(self, item, dest, tag=0, *, matched=False, context=0, timeout=None):
-        """Send any object that can be pickled. Arrays in it are sent outside the pickle. Otherwise as `send`."""
+        """Send any object that can be pickled. Arrays in it are sent outside the pickle.
+
+        Parameters
+        ----------
+        item : object
+            The object. The receiver gets a copy.
+        dest, tag, matched, context, timeout
+            As in `send`.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `send`, or what pickling the object raises.
+
+        Examples
+        --------
+        >>> if comm.rank == 1:
+        ...     comm.send_object({"loss": 0.5}, dest=0)
+        ... else:
+        ...     print(comm.recv_object(source=1))
+        {'loss': 0.5}
+        """
         cdef Message message
         cdef Operand operand
         operand.held = False
@@ -328,10 +572,35 @@ cdef class Messages(Endpoint):
             release(&operand)
             self.end_messaging()
 
-    def recv_object(self, source=ANY, tag=ANY, *, with_status=False, context=0, timeout=None):
-        """Receive an object that was sent by `send_object`, and return a copy of it. Otherwise as `recv`.
+    def recv_object(self, source=ANY_SOURCE, tag=ANY_TAG, *, with_status=False, context=0, timeout=None):
+        """Receive an object that was sent by `send_object`, and return a copy of it.
 
-        with_status: return (copy, `Status`). Raises `Mismatch` if the message is an array, which then stays for `recv`.
+        Parameters
+        ----------
+        source, tag : int
+            As in `recv`.
+        with_status : bool
+            True: return (copy, `Status`).
+        context : int
+            0, or 1 for the messages of a library; see `Comm`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        object or tuple
+            The copy.
+
+        Raises
+        ------
+        Mismatch
+            If the message is an array, which then stays for `recv`.
+        TypeError, ValueError, Error
+            As `send`.
+
+        Examples
+        --------
+        See `send_object`.
         """
         cdef Message message
         cdef Operand operand
@@ -474,13 +743,29 @@ cdef class Messages(Endpoint):
 
 @cython.final
 cdef class Transfer(PendingMessage):
-    """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the background does."""
+    """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the background does.
+
+    In asyncio, `await transfer` returns what `wait` returns.
+    """
+
+    __class_getitem__ = classmethod(GenericAlias)   # Transfer[None] in annotations
 
     def __init__(self):
         raise TypeError("a transfer is made by isend or irecv")
 
     def done(self):
-        """Advance the transfer without blocking, and return whether it is complete."""
+        """Advance the transfer without blocking, and return whether it is complete.
+
+        Returns
+        -------
+        bool
+            True if x may be used again.
+
+        Raises
+        ------
+        Error
+            If the communicator has ended.
+        """
         if not self.is_over:
             self.comm.begin_messaging()
             try:
@@ -492,12 +777,24 @@ cdef class Transfer(PendingMessage):
         return True
 
     def wait(self, timeout=None):
-        """Block until it is complete. Return the `Status` of a receive, or raise as `recv` does.
+        """Block until the transfer is complete.
 
-        Return None for a send, and for a receive that `cancel` has withdrawn.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. None: the communicator's timeout, which ends the communicator.
 
-        timeout: seconds, after which TimeoutError is raised; the transfer goes on. If it is None, the communicator's
-        timeout holds, which ends the communicator.
+        Returns
+        -------
+        Status or None
+            The `Status` for a receive. None for a send, and for a receive that `cancel` has withdrawn.
+
+        Raises
+        ------
+        TimeoutError
+            After `timeout` seconds. The transfer goes on.
+        Error
+            As `recv`.
         """
         cdef uint64_t timeout_ns
         if not self.is_over:
@@ -510,14 +807,38 @@ cdef class Transfer(PendingMessage):
         return self.comm.result_of(&self.message)
 
     def result(self, timeout=None):
-        """Return what `wait` returns. `Work` has a method of the same name."""
+        """Return what `wait` returns. `Work` has a method of the same name.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds, as in `wait`.
+
+        Returns
+        -------
+        Status or None
+            As `wait`.
+
+        Raises
+        ------
+        TimeoutError, Error
+            As `wait`.
+        """
         return self.wait(timeout)
 
     def cancel(self):
         """Withdraw a receive that has not matched a message, and return whether it is withdrawn.
 
-        Then x is unchanged and may be used again, and the transfer is done. Return False if a message has matched the
-        receive, which then goes on, and for a send: sends are not withdrawn.
+        Returns
+        -------
+        bool
+            True: x is unchanged and may be used again, and the transfer is done. False if a message has matched the
+            receive, which then goes on, and for a send: sends are not withdrawn.
+
+        Raises
+        ------
+        Error
+            If the communicator has ended.
         """
         cdef bint is_withdrawn
         if self.is_over:
@@ -609,9 +930,26 @@ cdef class ProbedMessage:
         return status_of(&self.probe)
 
     def recv(self, x, *, timeout=None):
-        """Receive the message into x and return its `Status`. x, timeout and errors: as in `Comm.recv`.
+        """Receive the message into x and return its `Status`.
 
-        Raises RuntimeError if it has been received.
+        Parameters
+        ----------
+        x : array
+            As in `Comm.recv`.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Status
+            The properties of the message.
+
+        Raises
+        ------
+        RuntimeError
+            If the message has been received.
+        Truncated, Mismatch, TypeError, ValueError, Error
+            As `Comm.recv`.
         """
         cdef Message message
         cdef Operand operand
@@ -630,15 +968,46 @@ cdef class ProbedMessage:
         return self.comm.result_of_received(&message)
 
     def irecv(self, x):
-        """Begin to receive the message into x and return a `Transfer`. Otherwise as `recv`."""
+        """Begin to receive the message into x and return a `Transfer`.
+
+        Parameters
+        ----------
+        x : array
+            As in `Comm.recv`.
+
+        Returns
+        -------
+        Transfer
+            Its `wait` returns the `Status`.
+
+        Raises
+        ------
+        RuntimeError, TypeError, ValueError, Error
+            As `recv`.
+        """
         self.check_unreceived()
         return self.comm.begin_transfer(x, False, self.probe.source, self.probe.came_tag, self.probe.context, False,
                                         self.probe.taken)
 
     def recv_object(self, *, timeout=None):
-        """Receive an object that was sent by `send_object`, and return a copy of it. Otherwise as `recv`.
+        """Receive an object that was sent by `send_object`, and return a copy of it.
 
-        Raises `Mismatch` if the message is an array, which then stays for `recv`.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        object
+            The copy.
+
+        Raises
+        ------
+        Mismatch
+            If the message is an array, which then stays for `recv`.
+        RuntimeError, Error
+            As `recv`.
         """
         cdef Message message
         cdef Operand operand

@@ -57,11 +57,7 @@ class Origin(NamedTuple):
 
 
 class Trace:
-    """A trace of a rank, begun by `Comm.trace`. It is a context manager that stops it.
-
-    ranks: the communicator's ranks in the world, None for all. is_automatic: not requested explicitly, so an
-    explicit trace may replace it.
-    """
+    """A trace of a rank, begun by `Comm.trace`. It is a context manager that stops it."""
 
     def __init__(
         self,
@@ -93,8 +89,12 @@ class Trace:
     def stop(self) -> None:
         """Stop tracing and add this rank's part to the file. A second call does nothing.
 
-        Raises OSError if the file cannot be written; it may then be called again. Raises RuntimeError while
-        another thread is inside a call of the communicator.
+        Raises
+        ------
+        OSError
+            If the file cannot be written. `stop` may then be called again.
+        RuntimeError
+            While another thread is inside a call of the communicator.
         """
         recorder = self._recorder
         if recorder is not None and self._pid == os.getpid():

@@ -100,37 +100,131 @@ cdef class VectorCollectives(Collectives):
     def all_gather_v(self, x, *, out=None, async_op=False, timeout=None):
         """Return a list, by rank, of every rank's x. Each array has as many rows as that rank's x.
 
-        x: an array in C order with at least one dimension, of the same dtype and shape[1:] on every rank. Its length
-        may differ between ranks, and may be 0. out: a list of `size` arrays of exactly the sizes of the result, which
-        are disjoint from each other and from x; only out[rank] may be x. timeout: seconds, for each of the call's two
-        steps, which exchange lengths and data. If x comes from `empty`, `zeros`, `full`, `copy_of` or `adopt` on all
-        ranks, the data are copied once, without staging.
+        Parameters
+        ----------
+        x : array
+            In C order with at least one dimension, of the same dtype and shape[1:] on every rank. Its length may differ
+            between ranks, and may be 0. If x comes from `empty`, `zeros`, `full`, `copy_of` or `adopt` on all ranks,
+            the data are copied once, without staging.
+        out : list of arrays, optional
+            `size` arrays of exactly the sizes of the result, disjoint from each other and from x; only out[rank] may be
+            x.
+        async_op, timeout
+            See `Comm`. The timeout is for each of the call's two steps, which exchange lengths and data.
+
+        Returns
+        -------
+        list of arrays, or Work
+            `out` if given, else new arrays.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For wrong arrays.
+        Error
+            As every collective (see `Comm`).
+
+        Examples
+        --------
+        >>> comm.all_gather_v(np.arange(comm.rank + 1))
+        [array([0]), array([0, 1])]
         """
         return self.run_vector(ALL_GATHER_V, x, None, out, None, async_op, timeout)
 
     def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Return a list, by rank, of every rank's x on the root; return None on the other ranks.
 
-        x and timeout: as in `all_gather_v`. out: as in `all_gather_v` on the root; ignored on other ranks.
+        Parameters
+        ----------
+        x : array
+            As in `all_gather_v`.
+        root : int
+            The rank that gets the result.
+        out : list of arrays, optional
+            As in `all_gather_v` on the root. It is ignored on other ranks.
+        async_op, timeout
+            As in `all_gather_v`.
+
+        Returns
+        -------
+        list of arrays, None or Work
+            On the root, `out` if given, else new arrays.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As in `all_gather_v`.
+
+        Examples
+        --------
+        >>> comm.gather_v(np.arange(comm.rank + 1))  # None on rank 1
+        [array([0]), array([0, 1])]
         """
         return self.run_vector(GATHER_V, x, root, out, None, async_op, timeout)
 
     def scatter_v(self, xs=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Return the root's xs[rank].
 
-        xs: on the root, a list of `size` arrays in C order, of one dtype and shape[1:] and of any lengths. Other ranks
-        pass None, and either `out` or `like`. out: an array of exactly the size of the result; on the root it may be
-        xs[root], else it is disjoint from all of xs. like: an array of the same dtype and shape[1:] and of any length;
-        its values are not read. timeout: as in `all_gather_v`.
+        Parameters
+        ----------
+        xs : list of arrays or None
+            On the root, `size` arrays in C order, of one dtype and shape[1:] and of any lengths. Other ranks pass None,
+            and either `out` or `like`.
+        root : int
+            The rank that sends.
+        out : array, optional
+            An array of exactly the size of the result. On the root it may be xs[root], else it is disjoint from all of
+            xs.
+        like : array, optional
+            An array of the same dtype and shape[1:] and of any length. Its values are not read.
+        async_op, timeout
+            As in `all_gather_v`.
+
+        Returns
+        -------
+        array or Work
+            `out` if given, else a new array.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As in `all_gather_v`.
+
+        Examples
+        --------
+        >>> xs = [np.arange(3), np.arange(1)] if comm.rank == 0 else None
+        >>> comm.scatter_v(xs, like=np.empty(0, int))  # rank 1 gets [0]
+        array([0, 1, 2])
         """
         return self.run_vector(SCATTER_V, xs, root, out, like, async_op, timeout)
 
     def all_to_all_v(self, xs, *, out=None, async_op=False, timeout=None):
         """Send xs[j] to rank j, and return a list whose array i comes from rank i.
 
-        xs: a list of `size` arrays in C order, of any lengths; all arrays of all ranks have one dtype and shape[1:].
-        out: a list of `size` arrays of exactly the sizes of the result. Each is disjoint from all other arrays of the
-        call; only out[i] may be xs[i]. timeout: as in `all_gather_v`.
+        Parameters
+        ----------
+        xs : list of arrays
+            `size` arrays in C order, of any lengths; all arrays of all ranks have one dtype and shape[1:].
+        out : list of arrays, optional
+            `size` arrays of exactly the sizes of the result. Each is disjoint from all other arrays of the call; only
+            out[i] may be xs[i].
+        async_op, timeout
+            As in `all_gather_v`.
+
+        Returns
+        -------
+        list of arrays, or Work
+            `out` if given, else new arrays.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As in `all_gather_v`.
+
+        Examples
+        --------
+        >>> comm.all_to_all_v([np.full(1, comm.rank), np.full(2, comm.rank)])  # rank 1 gets two arrays of 2
+        [array([0]), array([1])]
         """
         return self.run_vector(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
 

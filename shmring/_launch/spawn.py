@@ -53,15 +53,48 @@ def spawn(
 ) -> list[Any]:
     """Run `fn(comm, *args, **kwargs)` in `nprocs` new processes; return their results by rank.
 
-    The first failing rank's exception is raised in its own type, with `.rank` and a note that holds its
-    traceback; a rank that is killed or exits raises RankFailed with `.cause`. The other ranks are
-    then stopped. `timeout` bounds the whole run in seconds (Timeout). `method` is "fork", "spawn" or
-    "forkserver"; by default multiprocessing's own. Closures, lambdas and notebook functions need
-    cloudpickle, or "fork". Results and exceptions are pickled. With `return_exceptions` a rank that
-    fails does not end the others (see `Comm.shrink`): the list has its exception in place of its result.
-
     Each rank's OMP_NUM_THREADS is its share of the CPUs, unless it is set; libraries that a forked rank has
     already loaded keep their threads.
+
+    Parameters
+    ----------
+    fn : callable
+        Closures, lambdas and notebook functions need cloudpickle, or "fork".
+    nprocs : int
+        Number of ranks.
+    args : iterable
+        Positional arguments after `comm`.
+    kwargs : mapping, optional
+        Keyword arguments.
+    timeout : float, optional
+        Seconds for the whole run.
+    method : str, optional
+        "fork", "spawn" or "forkserver"; by default multiprocessing's own.
+    return_exceptions : bool
+        True: a rank that fails does not end the others (see `Comm.shrink`), and the list has its exception in
+        place of its result.
+
+    Returns
+    -------
+    list
+        By rank. Results and exceptions are pickled.
+
+    Raises
+    ------
+    BaseException
+        The first failing rank's exception, in its own type, with `.rank` and a note that holds its traceback.
+        The other ranks are then stopped.
+    RankFailed
+        If a rank is killed or exits; its `.cause` says how.
+    Timeout
+        After `timeout` seconds.
+
+    Examples
+    --------
+    >>> def total(comm, factor):
+    ...     return comm.all_reduce(factor * comm.rank)
+    >>> shmring.spawn(total, 3, args=[10], method="fork")
+    [30, 30, 30]
     """
     nprocs = check_nprocs(nprocs)
     if not callable(fn):

@@ -39,9 +39,33 @@ class Ring(Ends):
     """A queue of bytes and arrays from one process to another, through shared memory; nothing is pickled.
 
     Create it and pass it to a child as an argument of `multiprocessing.Process` (any start method). One
-    process puts and the other gets: each side belongs to the process that uses it first. nbytes: size of the
-    ring, rounded up to a power of two; items may be larger. The memory has no name. `with` closes the ring
-    and notifies the other side.
+    process puts and the other gets: each side belongs to the process that uses it first. The memory has no
+    name. `with` closes the ring and notifies the other side.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size of the ring, rounded up to a power of two. Items may be larger.
+
+    Raises
+    ------
+    ValueError
+        For a size that is not positive, or more than 1 TiB.
+    OutOfMemory
+        If there is no memory for it.
+
+    Examples
+    --------
+    >>> import multiprocessing
+    >>> def produce(ring):
+    ...     with ring:
+    ...         ring.put(np.arange(3))
+    >>> with shmring.Ring() as ring:
+    ...     child = multiprocessing.get_context("fork").Process(target=produce, args=[ring])
+    ...     child.start()
+    ...     ring.get()
+    ...     child.join()
+    array([0, 1, 2])
     """
 
     def __init__(self, nbytes: int = DEFAULT_NBYTES) -> None:
@@ -79,7 +103,13 @@ class Ring(Ends):
         _open.add(self)
 
     def close(self) -> None:
-        """Close this side. The other gets the remaining items, then Closed. Another call does nothing."""
+        """Close this side. The other gets the remaining items, then Closed. Another call does nothing.
+
+        Raises
+        ------
+        RuntimeError
+            While another thread is inside a call of this ring.
+        """
         if self._close("this ring is closed here"):
             os.close(self._fd)
             _open.discard(self)

@@ -25,15 +25,15 @@ class Ends:
         """Put bytes or an array in, and wait until all of it is in the ring."""
 
     def put_nowait(self, item: NDArray[Any] | Buffer) -> None:
-        """`put(item, block=False)`"""
+        """Put an item in as `put(item, block=False)` does."""
 
     def get(
         self, timeout: float | None = None, *, block: bool = True, out: NDArray[Any] | None = None
     ) -> Any:
-        """Get the next item: bytes as bytes, an array as a new array of its own, or in `out`."""
+        """Return the next item: bytes as bytes, an array as a new array of its own, or in `out`."""
 
     def get_nowait(self, *, out: NDArray[Any] | None = None) -> Any:
-        """`get(block=False)`"""
+        """Return the next item as `get(block=False)` does."""
 
     def _liveness_of(self, side: int) -> tuple[int, int] | None:
         """Return (pid, start time) of the process at a side; None if no process uses it yet."""
@@ -49,7 +49,7 @@ class Ends:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the ring."""
+        """Bytes of the ring's data."""
 
     def _poll_peer(self, side: int) -> None: ...
     def _come(self) -> tuple[int, int]: ...

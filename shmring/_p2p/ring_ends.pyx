@@ -118,10 +118,24 @@ cdef class Ends:
     def put(self, item, timeout=None, *, bint block=True):
         """Put bytes or an array in, and wait until all of it is in the ring.
 
-        item: bytes-like, or a NumPy array of any shape and any dtype without objects; it is copied. timeout: seconds,
-        None waits for ever. block=False raises queue.Full if there is no room now for the whole item (there never is
-        for an item larger than the ring). Raises Timeout, and the other side then gets nothing of the item; Closed if
-        the other side has closed the ring; RankFailed if it died; TypeError for any other item.
+        Parameters
+        ----------
+        item : bytes or array
+            Bytes-like, or a NumPy array of any shape and any dtype without objects. It is copied.
+        timeout : float, optional
+            Seconds; None waits for ever.
+        block : bool
+            False: raise queue.Full if there is no room now for the whole item. There never is for an item larger than
+            the ring.
+
+        Raises
+        ------
+        Timeout
+            The other side then gets nothing of the item.
+        Closed, RankFailed
+            If the other side has closed the ring, or died.
+        TypeError
+            For any other item.
         """
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_put()
@@ -137,7 +151,18 @@ cdef class Ends:
             self.is_putting = False
 
     def put_nowait(self, item):
-        """`put(item, block=False)`"""
+        """Put an item in as `put(item, block=False)` does.
+
+        Parameters
+        ----------
+        item : bytes or array
+            As in `put`.
+
+        Raises
+        ------
+        queue.Full, Closed, RankFailed, TypeError
+            As `put`.
+        """
         self.put(item, block=False)
 
     cdef int begin_put(self) except -1:
@@ -254,12 +279,30 @@ cdef class Ends:
     # -- getting --
 
     def get(self, timeout=None, *, bint block=True, out=None):
-        """Get the next item: bytes as bytes, an array as a new array of its own, or in `out`, which is returned.
+        """Return the next item: bytes as bytes, an array as a new array of its own, or in `out`.
 
-        timeout: seconds, None waits for ever. block=False raises queue.Empty if the next item is not complete. out: a
-        contiguous array of the dtype and shape of the next item. If they differ, ValueError is raised and the item
-        stays for the next call. Raises Timeout, after which nothing is lost. Once the ring is empty, raises Closed if
-        the other side has closed it, and RankFailed if it died.
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits for ever.
+        block : bool
+            False: raise queue.Empty if the next item is not complete.
+        out : numpy.ndarray, optional
+            A contiguous array of the dtype and shape of the next item. It is filled and returned.
+
+        Returns
+        -------
+        bytes or numpy.ndarray
+            The item.
+
+        Raises
+        ------
+        Timeout
+            Nothing is lost.
+        ValueError
+            If `out` differs from the item, which stays for the next call.
+        Closed, RankFailed
+            Once the ring is empty, if the other side has closed it, or died.
         """
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_get()
@@ -276,7 +319,23 @@ cdef class Ends:
             self.is_getting = False
 
     def get_nowait(self, *, out=None):
-        """`get(block=False)`"""
+        """Return the next item as `get(block=False)` does.
+
+        Parameters
+        ----------
+        out : numpy.ndarray, optional
+            As in `get`.
+
+        Returns
+        -------
+        bytes or numpy.ndarray
+            The item.
+
+        Raises
+        ------
+        queue.Empty, ValueError, Closed, RankFailed
+            As `get`.
+        """
         return self.get(block=False, out=out)
 
     cdef int begin_get(self) except -1:
@@ -472,7 +531,7 @@ cdef class Ends:
 
     @property
     def nbytes(self):
-        """Bytes of the ring."""
+        """Bytes of the ring's data."""
         if self.closed_because is not None:
             raise Closed(self.closed_because)
         return self.q.nbytes

@@ -24,14 +24,48 @@ def run(
 ) -> list[Any]:
     """Call `fn(comm, *args)` on Dask workers, all at the same time; return the results by rank.
 
-    client: a synchronous `distributed.Client`. workers: by rank, addresses as the scheduler reports them; by
-    default all workers in the order of their addresses. Futures among args are resolved as in
-    `client.submit`. Every worker needs a free thread; otherwise the others wait for it.
-    port: the TCP port on rank 0's host where workers of several hosts meet; by default a free one. If it is
-    given, workers of one host also meet over TCP. timeout: seconds for the start and for each call on
-    `comm`. If the start fails, a late worker stays busy for that long. Raises the exception of the first
-    failing rank in its own type, with `.rank` and a note; RankFailed if a worker is gone; ValueError for an
-    unknown worker.
+    Parameters
+    ----------
+    client : distributed.Client
+        A synchronous one.
+    fn : callable
+        The function.
+    *args
+        Futures among them are resolved as in `client.submit`.
+    workers : iterable of str, optional
+        By rank, addresses as the scheduler reports them; by default all workers in the order of their
+        addresses. Every worker needs a free thread; otherwise the others wait for it.
+    port : int, optional
+        The TCP port on rank 0's host where workers of several hosts meet; by default a free one. If it is
+        given, workers of one host also meet over TCP.
+    timeout : float, optional
+        Seconds for the start and for each call on `comm`. If the start fails, a late worker stays busy for
+        that long.
+
+    Returns
+    -------
+    list
+        By rank.
+
+    Raises
+    ------
+    BaseException
+        The exception of the first failing rank in its own type, with `.rank` and a note.
+    RankFailed
+        If a worker is gone.
+    ValueError
+        For an unknown worker.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import dask
+
+        def total(comm, factor):
+            return comm.all_reduce(factor * comm.rank)
+
+        dask.run(client, total, 10)
     """
     need("distributed", "dask", __name__)
     if getattr(client, "asynchronous", False):

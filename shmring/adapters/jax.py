@@ -28,14 +28,38 @@ _Shape = tuple[int, ...]
 def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> Any:
     """Combine every leaf elementwise over all ranks; return leaves of the same shapes and dtypes.
 
-    tree: any pytree of arrays, with the same structure on all ranks; small leaves are reduced together
-    (tensor fusion, as in `Comm.all_reduce_many`). op and dtypes: as in `Comm.all_reduce`, with bfloat16 and
-    float8. Works traced and eagerly. The gradient is that of the sum of the ranks' losses: for a sum the sum
-    of all cotangents, for an average their average; other ops have none (TypeError).
+    Works traced and eagerly. The gradient is that of the sum of the ranks' losses: for a sum the sum of all
+    cotangents, for an average their average; other ops have none (TypeError). The result, and errors of the
+    communicator, arrive after the call returns: call `jax.block_until_ready` on the result before the
+    communicator is used elsewhere or closed. jax refuses ordered callbacks under `vmap` and `checkpoint`.
 
-    Errors of the communicator reach the caller as jax errors with shmring's text. Like the result, they
-    arrive after the call returns: call `jax.block_until_ready` on the result before the communicator is used
-    elsewhere or closed. jax refuses ordered callbacks under `vmap` and `checkpoint`.
+    Parameters
+    ----------
+    tree : pytree of arrays
+        With the same structure on all ranks. Small leaves are reduced together (tensor fusion, as in
+        `Comm.all_reduce_many`).
+    comm : Comm
+        The communicator.
+    op : str or Op
+        As in `Comm.all_reduce`, as are the dtypes, with bfloat16 and float8.
+
+    Returns
+    -------
+    pytree of arrays
+        New leaves.
+
+    Raises
+    ------
+    Exception
+        jax errors with shmring's text.
+
+    Examples
+    --------
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> import jax
+    >>> total = jax.jit(lambda x: shmring_jax.all_reduce(x, comm))(np.ones(2, "f4"))
+    >>> jax.block_until_ready(total).tolist()
+    [2.0, 2.0]
     """
     with _refusing(comm, "all_reduce"):
         op = shmring.Op(op)
@@ -43,7 +67,32 @@ def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> A
 
 
 def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
-    """Return root's leaves on every rank. The gradient is the sum of all cotangents on root, else zeros."""
+    """Return root's leaves on every rank. The gradient is the sum of all cotangents on root, else zeros.
+
+    Parameters
+    ----------
+    tree, comm
+        As in `all_reduce`.
+    root : int
+        The rank that sends.
+
+    Returns
+    -------
+    pytree of arrays
+        As `all_reduce`.
+
+    Raises
+    ------
+    Exception
+        As `all_reduce`.
+
+    Examples
+    --------
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> import jax
+    >>> jax.block_until_ready(shmring_jax.broadcast(np.full(2, comm.rank), comm, root=1)).tolist()
+    [1, 1]
+    """
     with _refusing(comm, "broadcast"):
         if not 0 <= root < comm.size:
             raise ValueError(f"root is {root}; there are ranks 0 to {comm.size - 1}")
@@ -51,7 +100,30 @@ def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
 
 
 def all_gather(tree: Any, comm: shmring.Comm) -> Any:
-    """Return all ranks' leaves: (size, *s) for a leaf of shape s. The gradient is `reduce_scatter`."""
+    """Return all ranks' leaves: (size, *s) for a leaf of shape s. The gradient is `reduce_scatter`.
+
+    Parameters
+    ----------
+    tree, comm
+        As in `all_reduce`.
+
+    Returns
+    -------
+    pytree of arrays
+        As `all_reduce`.
+
+    Raises
+    ------
+    Exception
+        As `all_reduce`.
+
+    Examples
+    --------
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> import jax
+    >>> jax.block_until_ready(shmring_jax.all_gather(np.full(2, comm.rank), comm)).tolist()
+    [[0, 0], [1, 1]]
+    """
     return _run(comm, "all_gather", tree, lambda shape: (comm.size, *shape))
 
 
@@ -59,6 +131,28 @@ def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") 
     """Return this rank's part of each leaf's `all_reduce`: s of shape (size, *s), or k of size · k rows.
 
     The gradient of a sum is `all_gather`; that of an average is `all_gather` divided by the number of ranks.
+
+    Parameters
+    ----------
+    tree, comm, op
+        As in `all_reduce`.
+
+    Returns
+    -------
+    pytree of arrays
+        As `all_reduce`.
+
+    Raises
+    ------
+    Exception
+        As `all_reduce`.
+
+    Examples
+    --------
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> import jax
+    >>> jax.block_until_ready(shmring_jax.reduce_scatter(np.arange(4), comm)).tolist()  # rank 1 gets [4, 6]
+    [0, 2]
     """
 
     def part(shape: _Shape) -> _Shape:

@@ -17,11 +17,43 @@ __all__ = ["run"]
 def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None = None) -> list[Any]:
     """Call `fn(comm, *args)` in `n_jobs` joblib workers at the same time; return the results by rank.
 
-    The backend is joblib's current one (loky, unless `joblib.parallel_config` sets another). joblib passes
-    large arrays among args as read-only memory maps. n_jobs: negative numbers have joblib's meaning. timeout:
-    seconds for the start and for each call on `comm`. Raises ValueError if joblib would run fewer workers at
-    the same time (nested deep in its own workers it runs one), TypeError for a function that cannot be
-    pickled, and the exception of the first failing rank in its own type, with `.rank` and a note.
+    The backend is joblib's current one (loky, unless `joblib.parallel_config` sets another).
+
+    Parameters
+    ----------
+    fn : callable
+        The function.
+    n_jobs : int
+        Number of ranks. Negative numbers have joblib's meaning.
+    *args
+        joblib passes large arrays among them as read-only memory maps.
+    timeout : float, optional
+        Seconds for the start and for each call on `comm`.
+
+    Returns
+    -------
+    list
+        By rank.
+
+    Raises
+    ------
+    ValueError
+        If joblib would run fewer workers at the same time (nested deep in its own workers it runs one).
+    TypeError
+        For a function that cannot be pickled.
+    BaseException
+        The exception of the first failing rank in its own type, with `.rank` and a note.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import joblib
+
+        def total(comm, factor):
+            return comm.all_reduce(factor * comm.rank)
+
+        joblib.run(total, 3, 10)
     """
     joblib = need("joblib", "joblib", __name__)
     workers = joblib.effective_n_jobs(n_jobs)

@@ -34,19 +34,71 @@ def all_reduce_grads(
 ) -> list[Any]:
     """Combine the gradients of `tape.gradient` elementwise over all ranks; return them for the optimizer.
 
-    gradients: tensors with the same shapes and dtypes on all ranks, reduced by one `Comm.all_reduce_many`;
-    None stays None. An IndexedSlices, the gradient of an embedding, stays an IndexedSlices: the concatenated
-    slices of all ranks (op: sum or avg), which sends less if few rows are used. sparse_as_dense: turn it
-    into a tensor. Works inside `tf.function` and eagerly. The result is not differentiable. Errors inside
-    `tf.function` are TensorFlow errors with shmring's text. An op that IndexedSlices do not support raises
-    ValueError.
+    Works inside `tf.function` and eagerly. The result is not differentiable.
+
+    Parameters
+    ----------
+    gradients : iterable of tensor
+        With the same shapes and dtypes on all ranks, reduced by one `Comm.all_reduce_many`; None stays None.
+        An IndexedSlices, the gradient of an embedding, stays an IndexedSlices: the concatenated slices of all
+        ranks (op: sum or avg), which sends less if few rows are used.
+    comm : Comm
+        The communicator.
+    op : str or Op
+        As in `Comm.all_reduce`.
+    sparse_as_dense : bool
+        True: turn an IndexedSlices into a tensor.
+
+    Returns
+    -------
+    list of tensor
+        In the order of `gradients`.
+
+    Raises
+    ------
+    ValueError
+        For an op that IndexedSlices do not support.
+    Error
+        As `Comm.all_reduce_many`. Inside `tf.function`: TensorFlow errors with shmring's text.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import keras as shmring_keras
+
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(shmring_keras.all_reduce_grads(gradients, comm), model.trainable_variables)
     """
     as_it_is = _tensorflow().autograph.experimental.do_not_convert(_all_reduce_grads)
     return list(as_it_is(list(gradients), comm, _op_of(comm, op), sparse_as_dense))
 
 
 def broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int = 0) -> None:
-    """Set every Keras or TensorFlow variable to root's value; shapes and dtypes agree. Collective, eager."""
+    """Set every Keras or TensorFlow variable to root's value. Collective, eager.
+
+    Parameters
+    ----------
+    variables : iterable of variable
+        Of the same shapes and dtypes on all ranks.
+    comm : Comm
+        The communicator.
+    root : int
+        The rank that sends.
+
+    Raises
+    ------
+    Error
+        As `Comm.broadcast`.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import keras as shmring_keras
+
+        shmring_keras.broadcast_variables(model.weights, comm)
+    """
     comm.run_steps(_broadcast_variables, variables, comm, root)
 
 
@@ -63,8 +115,33 @@ def DistributedOptimizer(  # the name in Horovod
     """Return an optimizer of the same class and settings that applies the gradients of all ranks.
 
     Use it in `model.compile` and in manual steps: each `apply` calls `all_reduce_grads` (with these
-    arguments), then the class's own `apply`. All ranks must make equally many steps. optimizer: one that was
-    not used yet. A saved model names the original class, so it loads without shmring.
+    arguments), then the class's own `apply`. All ranks must make equally many steps. A saved model names the
+    original class, so it loads without shmring.
+
+    Parameters
+    ----------
+    optimizer : keras.optimizers.Optimizer
+        One that was not used yet.
+    comm, op, sparse_as_dense
+        As in `all_reduce_grads`.
+
+    Returns
+    -------
+    keras.optimizers.Optimizer
+        The new optimizer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another object, or one that was used.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import keras as shmring_keras
+
+        model.compile(shmring_keras.DistributedOptimizer(keras.optimizers.Adam(), comm), loss="mse")
     """
     keras = need("keras", "keras", __name__)
     if keras.backend.backend() != "tensorflow":
@@ -79,7 +156,24 @@ def DistributedOptimizer(  # the name in Horovod
 
 
 def broadcast_at_start(comm: shmring.Comm, root: int = 0) -> Any:
-    """Return a callback for `model.fit` that broadcasts root's weights and optimizer state at the start."""
+    """Return a callback for `model.fit` that broadcasts root's weights and optimizer state at the start.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    root : int
+        The rank that sends.
+
+    Returns
+    -------
+    keras.callbacks.Callback
+        The callback.
+
+    Examples
+    --------
+    See `average_metrics`.
+    """
 
     def broadcast(_: dict[str, Any] | None) -> None:
         model = callback.model
@@ -94,6 +188,25 @@ def average_metrics(comm: shmring.Comm) -> Any:
 
     All ranks have equal weight: give all the same number of samples. List the callback before callbacks that
     read the metrics (EarlyStopping, ReduceLROnPlateau), which then act alike on every rank.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+
+    Returns
+    -------
+    keras.callbacks.Callback
+        The callback.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import keras as shmring_keras
+
+        callbacks = [shmring_keras.broadcast_at_start(comm), shmring_keras.average_metrics(comm)]
+        model.fit(x, y, callbacks=callbacks)
     """
 
     def average(_: int, logs: dict[str, Any]) -> None:

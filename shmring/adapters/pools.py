@@ -18,11 +18,46 @@ def run(
 ) -> list[Any]:
     """Call `fn(comm, *args)` in `nprocs` workers of the pool at the same time; return the results by rank.
 
-    pool: a ProcessPoolExecutor, a loky executor, or another `concurrent.futures.Executor` on this host. Its
-    workers must be idle, since ranks wait for each other. timeout: seconds for the start and for each call on
-    `comm`. Raises ValueError if the pool has fewer workers than ranks, TypeError for a function that cannot
-    be pickled (by cloudpickle if it is installed), and the exception of the first failing rank in its own
-    type, with `.rank` and a note.
+    Parameters
+    ----------
+    pool : concurrent.futures.Executor
+        A ProcessPoolExecutor, a loky executor, or another one on this host. Its workers must be idle, since
+        ranks wait for each other.
+    fn : callable
+        The function.
+    nprocs : int
+        Number of ranks.
+    *args
+        Its arguments after `comm`.
+    timeout : float, optional
+        Seconds for the start and for each call on `comm`.
+
+    Returns
+    -------
+    list
+        By rank.
+
+    Raises
+    ------
+    ValueError
+        If the pool has fewer workers than ranks.
+    TypeError
+        For a function that cannot be pickled (by cloudpickle if it is installed).
+    BaseException
+        The exception of the first failing rank in its own type, with `.rank` and a note.
+
+    Examples
+    --------
+    ::
+
+        from concurrent.futures import ProcessPoolExecutor
+        from shmring.adapters import pools
+
+        def total(comm, factor):
+            return comm.all_reduce(factor * comm.rank)
+
+        with ProcessPoolExecutor(3) as pool:
+            pools.run(pool, total, 3, 10)
     """
     world = shmring.world(nprocs)
     workers = getattr(pool, "_max_workers", None)

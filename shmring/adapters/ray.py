@@ -19,9 +19,37 @@ BACKEND = "SHMRING"
 def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60.0) -> shmring.World:
     """Return a new world with `actors[r]` as rank r; pass it to each for `shmring.init(world, rank=r)`.
 
-    Actors on several nodes meet over TCP at the node of `actors[0]`, on `port` or on a free port. If a port
-    is given, actors on one node also meet over TCP. timeout: seconds for all actors to start and report
-    their nodes. Raises shmring.Timeout with the ranks that did not, and what Ray raises for dead actors.
+    Actors on several nodes meet over TCP at the node of `actors[0]`.
+
+    Parameters
+    ----------
+    actors : list of actor handles
+        By rank.
+    port : int, optional
+        By default a free port. If it is given, actors on one node also meet over TCP.
+    timeout : float
+        Seconds for all actors to start and report their nodes.
+
+    Returns
+    -------
+    World
+        For `shmring.init`.
+
+    Raises
+    ------
+    Timeout
+        With the ranks that did not start.
+    Exception
+        What Ray raises for dead actors.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import ray as shmring_ray
+
+        world = shmring_ray.world(actors)
+        ray.get([actor.start.remote(world, rank) for rank, actor in enumerate(actors)])
     """
     places = _places(actors, timeout)
     address = None
@@ -36,9 +64,32 @@ def join(
 ) -> None:
     """Make a world of the actors, actors[r] as rank r, and set `self.comm` of each to its communicator.
 
-    attribute: the name to set instead of "comm". An existing communicator of that name is closed first, so
-    actors can join again after a failure. port: as for `world`. timeout: seconds for the actors to start, to
-    join, and for each later call on the communicator. Raises the failure that is most likely the first cause.
+    An existing communicator of that name is closed first, so actors can join again after a failure.
+
+    Parameters
+    ----------
+    actors : list of actor handles
+        By rank.
+    attribute : str
+        The name to set instead of "comm".
+    port : int, optional
+        As in `world`.
+    timeout : float, optional
+        Seconds for the actors to start, to join, and for each later call on the communicator.
+
+    Raises
+    ------
+    Exception
+        The failure that is most likely the first cause.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters import ray as shmring_ray
+
+        shmring_ray.join(actors)
+        ray.get([actor.train.remote() for actor in actors])  # they use self.comm
     """
     meeting = world(actors, port=port) if timeout is None else world(actors, port=port, timeout=timeout)
     calls = [
@@ -53,7 +104,27 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
 
     Groups are then made as for other backends, `create_collective_group(..., backend="SHMRING")`, of actors
     on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU, contiguous in memory. Registering
-    again does nothing. Raises ImportError if this version of Ray supports no other backends.
+    again does nothing.
+
+    Parameters
+    ----------
+    actors : list of actor handles
+        Those that will be in groups.
+
+    Raises
+    ------
+    ImportError
+        If this version of Ray supports no other backends.
+
+    Examples
+    --------
+    ::
+
+        from ray.util import collective
+        from shmring.adapters import ray as shmring_ray
+
+        shmring_ray.register_backend(actors)
+        collective.create_collective_group(actors, len(actors), list(range(len(actors))), backend="SHMRING")
     """
     ray = need("ray", "ray", __name__)
     _register()

@@ -31,12 +31,43 @@ def average(
 ) -> _Estimator:
     """Average the estimator's weights over all ranks in place; return the estimator. Collective.
 
-    attributes: the weights, float arrays or lists of float arrays, with the same shapes on all ranks; by
-    default those of linear models; ("coefs_", "intercepts_") for neural networks. weight: this rank's weight
-    in the mean, 0 or more, for example its number of samples; if all are 0, nothing changes. Classifiers
-    need the same `classes` in their first `partial_fit`. Raises NotFittedError for an estimator without
-    weights, ValueError for a weight below 0 and for SGD with average=..., which keeps a second set of
-    weights.
+    Classifiers need the same `classes` in their first `partial_fit`.
+
+    Parameters
+    ----------
+    estimator : estimator
+        A fitted one, on every rank.
+    comm : Comm
+        The communicator.
+    weight : float
+        This rank's weight in the mean, 0 or more, for example its number of samples; if all are 0, nothing
+        changes.
+    attributes : list of str
+        The weights, float arrays or lists of float arrays, with the same shapes on all ranks; by default
+        those of linear models; ("coefs_", "intercepts_") for neural networks.
+
+    Returns
+    -------
+    estimator
+        The same one.
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        For an estimator without weights.
+    ValueError
+        For a weight below 0, and for SGD with average=..., which keeps a second set of weights.
+    Error
+        As `Comm.all_reduce_many`.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> from shmring.adapters import sklearn as shmring_sklearn
+    >>> x, y = np.eye(4) + comm.rank, [0, 1, 0, 1]
+    >>> model = SGDClassifier(random_state=1).partial_fit(x, y, classes=[0, 1])
+    >>> shmring_sklearn.average(model, comm, weight=len(x)) is model
+    True
     """
     _average(estimator, comm, weight, attributes)
     return estimator
@@ -53,9 +84,40 @@ def fit_partial_batches(
 ) -> _Estimator:
     """Run `partial_fit` on this rank's batches; after each `every` of them `average` by samples. Collective.
 
-    batches: pairs (X, y). A rank may have fewer than others and then joins the means with weight 0; each rank
-    needs at least one. classes: all labels of all ranks, for classifiers. Returns the estimator, whose
-    weights are then the same on every rank. Raises what `average` raises.
+    Parameters
+    ----------
+    estimator : estimator
+        One with `partial_fit`, on every rank.
+    comm : Comm
+        The communicator.
+    batches : iterable of tuple
+        Pairs (X, y). A rank may have fewer than others and then joins the means with weight 0; each rank
+        needs at least one.
+    classes : list, optional
+        All labels of all ranks, for classifiers.
+    every : int
+        Number of batches between two means.
+    attributes : list of str
+        As in `average`.
+
+    Returns
+    -------
+    estimator
+        The same one. Its weights are then the same on every rank.
+
+    Raises
+    ------
+    ValueError, Error
+        As `average`.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> from shmring.adapters import sklearn as shmring_sklearn
+    >>> batches = [(np.eye(4) * (i + 1), [0, 1, 0, 1]) for i in range(4)]
+    >>> model = SGDClassifier(random_state=1)
+    >>> shmring_sklearn.fit_partial_batches(model, comm, batches[comm.rank :: 2], classes=[0, 1]) is model
+    True
     """
     if every < 1:
         raise ValueError(f"every is {every}; it must be 1 batch or more")

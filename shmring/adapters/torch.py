@@ -31,14 +31,45 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
 
 
 def register_backend() -> None:
-    """Register the backend "shmring" with torch.distributed."""
+    """Register the backend "shmring" with torch.distributed. Installed packages need no call: torch finds it.
+
+    Examples
+    --------
+    ::
+
+        import torch.distributed
+        from shmring.adapters import torch as shmring_torch
+
+        shmring_torch.register_backend()
+        torch.distributed.init_process_group("shmring")
+    """
     need("torch.distributed", "torch", __name__).Backend.register_backend(
         "shmring", create_group, devices=["cpu"]
     )
 
 
 def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    """Return this rank's process group; torch.distributed calls this. Arguments as of `meet`. Collective."""
+    """Return this rank's process group; torch.distributed calls this. Collective.
+
+    Parameters
+    ----------
+    store, rank, size, timeout
+        As in `meet`.
+
+    Returns
+    -------
+    torch.distributed.Backend
+        The group.
+
+    Raises
+    ------
+    Error
+        As `meet`.
+
+    Examples
+    --------
+    See `meet`.
+    """
     from ._torch.group import Group
 
     return Group(meet(store, rank, size, timeout), store, timeout)
@@ -47,8 +78,35 @@ def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) 
 def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
     """Return a communicator of the ranks that share a store of torch.distributed. Collective.
 
-    The ranks find each other through the store. timeout: for the start, and the default for each call. Raises
-    shmring.Timeout, RankFailed, OutOfMemory, or what the store raises.
+    The ranks find each other through the store.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        The same for all ranks.
+    rank, size : int
+        This process' number, and the number of ranks.
+    timeout : datetime.timedelta
+        For the start, and the default for each call.
+
+    Returns
+    -------
+    Comm
+        The communicator.
+
+    Raises
+    ------
+    Timeout, RankFailed, OutOfMemory
+        As `shmring.init`; or what the store raises.
+
+    Examples
+    --------
+    ::
+
+        import datetime
+        from shmring.adapters import torch as shmring_torch
+
+        comm = shmring_torch.meet(store, rank, size, datetime.timedelta(seconds=60))
     """
     timeout_s = timeout.total_seconds()
     world = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
@@ -56,14 +114,55 @@ def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmri
 
 
 def compress_buckets(model: Any, compressor: Any) -> None:
-    """Compress the gradients of a DistributedDataParallel; see `_torch/compressed.py`. Collective."""
+    """Compress the gradients of a DistributedDataParallel. Collective.
+
+    Parameters
+    ----------
+    model : torch.nn.parallel.DistributedDataParallel
+        On a group of backend "shmring".
+    compressor : Compressor
+        One of shmring.methods.compression.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another model or compressor.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters.torch import compress_buckets
+        from shmring.methods.compression import ErrorFeedback, PowerSGD
+
+        compress_buckets(model, ErrorFeedback(PowerSGD(rank=2)))
+    """
     from ._torch.compressed import compress_buckets
 
     compress_buckets(model, compressor)
 
 
 def share_buckets(model: Any) -> None:
-    """Reduce a DistributedDataParallel's gradients without copies; see `_torch/buckets.py`. Collective."""
+    """Reduce a DistributedDataParallel's gradients without copies. Collective.
+
+    Parameters
+    ----------
+    model : torch.nn.parallel.DistributedDataParallel
+        On a group of backend "shmring".
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another model.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters.torch import share_buckets
+
+        share_buckets(model)
+    """
     from ._torch.buckets import share_buckets
 
     share_buckets(model)

@@ -38,7 +38,7 @@ _PAIR = np.dtype([("index", "u4"), ("value", "f4")])
 
 
 class Reduction:
-    """A compressed all-reduce in the background.
+    """A compressed all-reduce in the background; `Compressor.all_reduce` returns it with async_op=True.
 
     Only the first message is sent at once; `wait` sends the others. So `wait` is collective: all ranks call
     it, in the same order for all Reductions on one communicator.
@@ -50,7 +50,20 @@ class Reduction:
         self._work = comm.run_steps(self._resumed)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until the arrays hold the result. Raises TimeoutError if a step takes too long."""
+        """Block until the arrays hold the result. Collective.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for each step.
+
+        Raises
+        ------
+        TimeoutError
+            If a step takes longer. `wait` may then be called again.
+        Error
+            As `Comm.all_reduce`.
+        """
         while self._work is not None:
             self._work.wait(timeout)
             self._work = self._comm.run_steps(self._resumed, begun=True)
@@ -74,36 +87,84 @@ class Compressor:
 
     @property
     def bytes_given(self) -> int:
-        """Return the bytes of the arrays that were reduced."""
+        """Bytes of the arrays that were reduced."""
         return self._traffic["given"]
 
     @property
     def bytes_sent(self) -> int:
-        """Return the compressed bytes of this rank's arrays. Collectives may send them more than once."""
+        """Compressed bytes of this rank's arrays. Collectives may send them more than once."""
         return self._traffic["sent"]
 
     @property
     def ratio(self) -> float:
-        """Return bytes_given / bytes_sent; NaN before the first call."""
+        """bytes_given / bytes_sent; NaN before the first call."""
         return self.bytes_given / self.bytes_sent if self.bytes_sent else math.nan
 
     def all_reduce(
         self, comm: Comm, x: Gradient, op: _Op = "avg", *, async_op: bool = False
     ) -> Reduction | None:
-        """Compute the approximate average or sum of x over the ranks in place. Collective.
+        """Compute the approximate average or sum of x over the ranks in place; return None. Collective.
 
-        All ranks get the same bits. x: float32 or float64, C-contiguous, of any shape, the same on all
-        ranks; the computation is in float32. op: the default is "avg", as for gradients (`Comm.all_reduce`
-        has "sum"). async_op: return a `Reduction`; leave x alone until its `wait` returns. Wrong arguments
-        raise TypeError or ValueError on this rank and Mismatch on the others. Also raises what collectives
-        raise.
+        All ranks get the same bits.
+
+        Parameters
+        ----------
+        comm : Comm
+            The communicator.
+        x : numpy.ndarray
+            float32 or float64, C-contiguous, of any shape, the same on all ranks. The computation is in
+            float32.
+        op : str
+            "avg" or "sum". The default is "avg", as for gradients (`Comm.all_reduce` has "sum").
+        async_op : bool
+            True: return a `Reduction`. Leave x alone until its `wait` returns.
+
+        Returns
+        -------
+        None or Reduction
+            A `Reduction` with async_op=True.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument of this rank. The other ranks get `Mismatch`.
+        Error
+            As `Comm.all_reduce`.
+
+        Examples
+        --------
+        >>> from shmring.methods.compression import BF16
+        >>> compressor, x = BF16(), np.full(1000, comm.rank, "f4")
+        >>> compressor.all_reduce(comm, x)
+        >>> float(x[0]), compressor.ratio
+        (0.5, 2.0)
         """
         return self.all_reduce_many(comm, [x], op, async_op=async_op)
 
     def all_reduce_many(
         self, comm: Comm, arrays: Sequence[Gradient], op: _Op = "avg", *, async_op: bool = False
     ) -> Reduction | None:
-        """Reduce several arrays in one call, at about the cost of one of their total size. Collective."""
+        """Reduce several arrays in one call, at about the cost of one of their total size. Collective.
+
+        Parameters
+        ----------
+        comm : Comm
+            The communicator.
+        arrays : list of numpy.ndarray
+            Each as x in `all_reduce`.
+        op, async_op
+            As in `all_reduce`.
+
+        Returns
+        -------
+        None or Reduction
+            As `all_reduce`.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `all_reduce`.
+        """
         arrays = list(arrays)
         try:
             _check(arrays, op)
@@ -213,9 +274,22 @@ class Int8(_Vector):
     """Integers from -127 to 127 with a scale for each 256 elements: a quarter of float32's bytes.
 
     Each rank adds the slice that it owns in rank order and rounds the sum again; both rounding errors are fed
-    back. stochastic: round up or down at random, without bias (QSGD, Alistarh et al. 2017); else round to
-    nearest. seed: seeds the random numbers together with the rank. An infinity or a NaN turns all elements
-    of its block of 256 into NaN.
+    back. An infinity or a NaN turns all elements of its block of 256 into NaN.
+
+    Parameters
+    ----------
+    stochastic : bool
+        True: round up or down at random, without bias (QSGD, Alistarh et al. 2017). False: round to nearest.
+    seed : int
+        Seeds the random numbers together with the rank.
+
+    Examples
+    --------
+    >>> from shmring.methods.compression import Int8
+    >>> x = np.full(1000, comm.rank + 1, "f4")
+    >>> Int8().all_reduce(comm, x, "sum")
+    >>> float(x[0])
+    3.0
     """
 
     def __init__(self, *, stochastic: bool = False, seed: int = 0) -> None:
@@ -297,9 +371,28 @@ def _unpack(packed: Bytes, values: Floats) -> None:
 class TopK(_Vector):
     """The largest elements and their indices, as in Deep Gradient Compression (Lin et al. 2018).
 
-    ratio: the share of a call's elements that is sent, 0 to 1, at least one element, 8 bytes each. Use it
-    with `ErrorFeedback` (Stich et al. 2018); otherwise most elements are never sent. Every rank receives
-    every rank's elements: ratio * 8 * size bytes an element, where a float32 all-reduce takes about 8.
+    Use it with `ErrorFeedback` (Stich et al. 2018); otherwise most elements are never sent. Every rank
+    receives every rank's elements: ratio * 8 * size bytes an element, where a float32 all-reduce takes about
+    8.
+
+    Parameters
+    ----------
+    ratio : float
+        The share of a call's elements that is sent, 0 to 1, at least one element, 8 bytes each.
+
+    Raises
+    ------
+    ValueError
+        For another ratio.
+
+    Examples
+    --------
+    >>> from shmring.methods.compression import ErrorFeedback, TopK
+    >>> x = np.zeros(1000, "f4")
+    >>> x[comm.rank] = 2
+    >>> ErrorFeedback(TopK(0.001)).all_reduce(comm, x)
+    >>> x[:3].tolist()
+    [1.0, 1.0, 0.0]
     """
 
     def __init__(self, ratio: float) -> None:
@@ -354,12 +447,31 @@ def _largest(sizes: Floats, count: int) -> NDArray[np.intp]:
 class PowerSGD(Compressor):
     """Each matrix as the product of two narrow factors, which are sent (Vogels, Karimireddy, Jaggi 2019).
 
-    rank: the width of the factors. An array of n rows (its first dimension) and m columns (the others) takes
-    rank * (n + m) * 4 bytes. An array with fewer than two dimensions, or without a saving, is sent
-    uncompressed. A call makes one power iteration, which starts from the last call's factor: pass the same
-    arrays each time, and use `ErrorFeedback`. seed: seeds the first factor. Rank 0 orthogonalises the
-    columns and products are added column by column, so the agreement of the ranks depends on no linear
-    algebra library.
+    An array of n rows (its first dimension) and m columns (the others) takes rank * (n + m) * 4 bytes. An
+    array with fewer than two dimensions, or without a saving, is sent uncompressed. A call makes one power
+    iteration, which starts from the last call's factor: pass the same arrays each time, and use
+    `ErrorFeedback`. Rank 0 orthogonalises the columns and products are added column by column, so the
+    agreement of the ranks depends on no linear algebra library.
+
+    Parameters
+    ----------
+    rank : int
+        The width of the factors.
+    seed : int
+        Seeds the first factor.
+
+    Raises
+    ------
+    ValueError
+        For a rank below 1.
+
+    Examples
+    --------
+    >>> from shmring.methods.compression import ErrorFeedback, PowerSGD
+    >>> compressor, gradient = ErrorFeedback(PowerSGD(rank=1)), np.full((100, 100), comm.rank, "f4")
+    >>> compressor.all_reduce(comm, gradient)
+    >>> round(compressor.ratio)
+    50
     """
 
     def __init__(self, rank: int = 2, *, seed: int = 0) -> None:
@@ -449,10 +561,23 @@ def _multiply(left: Floats, right: Floats, product: Gradient) -> None:
 class ErrorFeedback(Compressor):
     """Add the compression error of an array to its values in the next call (Karimireddy et al. 2019).
 
-    An array is identified by its memory, and its error is discarded when that is freed: keep gradients in
-    the same arrays. An array over a bare buffer has no feedback, since Python does not report when the
-    buffer is freed. The byte counts are the compressor's. The rounding of a sum in 16 bits, the same on all
-    ranks, is not fed back.
+    An array is identified by its memory, and its error is discarded when that is freed: keep gradients in the
+    same arrays. An array over a bare buffer has no feedback, since Python does not report when the buffer is
+    freed. The rounding of a sum in 16 bits, the same on all ranks, is not fed back.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        The format. The byte counts are the compressor's.
+
+    Raises
+    ------
+    TypeError
+        For another object.
+
+    Examples
+    --------
+    See `TopK`.
     """
 
     def __init__(self, compressor: Compressor) -> None:

@@ -36,7 +36,27 @@ FOLDS: Mapping[str, Callable[..., Any]] = {
 
 
 def one_call(function: F) -> F:
-    """Decorate a function that is one call to its caller: run it by its first argument's `run_steps`."""
+    """Decorate a function that is one call to its caller: run it by its first argument's `run_steps`.
+
+    Parameters
+    ----------
+    function : callable
+        Its first argument is a `Comm`, or an object with one as `_comm`.
+
+    Returns
+    -------
+    callable
+        Raises what `Comm.run_steps` raises.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import one_call
+    >>> @one_call
+    ... def mean_and_max(comm, x):
+    ...     return comm.all_reduce(x, "avg"), comm.all_reduce(x, "max")
+    >>> mean_and_max(comm, 2.0 * comm.rank)
+    (1.0, 2.0)
+    """
 
     @functools.wraps(function)
     def run(first: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -46,7 +66,28 @@ def one_call(function: F) -> F:
 
 
 def one_call_to_make(function: F) -> F:
-    """Decorate an __init__(self, comm, ...) that is one call to its caller: run it by comm.run_steps."""
+    """Decorate an __init__(self, comm, ...) that is one call to its caller: run it by comm.run_steps.
+
+    Parameters
+    ----------
+    function : callable
+        The method.
+
+    Returns
+    -------
+    callable
+        Raises what `Comm.run_steps` raises.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import one_call_to_make
+    >>> class Counter:
+    ...     @one_call_to_make
+    ...     def __init__(self, comm):
+    ...         self.total = comm.all_reduce(1)
+    >>> Counter(comm).total
+    2
+    """
 
     @functools.wraps(function)
     def run(self: Any, comm: Any, *arguments: Any, **keywords: Any) -> None:
@@ -56,12 +97,50 @@ def one_call_to_make(function: F) -> F:
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return consecutive parts of flat in the shapes of the arrays in `like`."""
+    """Return consecutive parts of flat in the shapes of the arrays in `like`.
+
+    Parameters
+    ----------
+    flat : numpy.ndarray
+        One dimension.
+    like : list of numpy.ndarray
+        Their values are not read.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        Views of flat.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import views
+    >>> [view.shape for view in views(np.zeros(8), [np.empty((2, 3)), np.empty(2)])]
+    [(2, 3), (2,)]
+    """
     return parts(flat, [each.shape for each in like])
 
 
 def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """Return consecutive parts of flat in these shapes."""
+    """Return consecutive parts of flat in these shapes.
+
+    Parameters
+    ----------
+    flat : numpy.ndarray
+        One dimension.
+    shapes : iterable of tuple of int
+        The shapes.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        Views of flat.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import parts
+    >>> parts(np.arange(3), [(1,), (2,)])
+    [array([0]), array([1, 2])]
+    """
     found, begin = [], 0
     for shape in shapes:
         end = begin + math.prod(shape)
@@ -71,7 +150,29 @@ def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray
 
 
 def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """Return the floating NumPy dtype that all arrays share, or raise TypeError or ValueError."""
+    """Return the floating NumPy dtype that all arrays share.
+
+    Parameters
+    ----------
+    arrays : list of numpy.ndarray
+        At least one.
+
+    Returns
+    -------
+    numpy.dtype
+        The dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For no arrays, several dtypes, or one that is not floating.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import dtype_of
+    >>> dtype_of([np.zeros(2, "f4"), np.ones(3, "f4")])
+    dtype('float32')
+    """
     if not arrays:
         raise ValueError("the list of arrays is empty; give at least one")
     check_arrays(arrays)
@@ -85,27 +186,101 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
-    """Raise TypeError unless all are NumPy arrays."""
+    """Raise TypeError unless all are NumPy arrays.
+
+    Parameters
+    ----------
+    arrays : list
+        The objects.
+
+    Raises
+    ------
+    TypeError
+        With the fix.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_arrays
+    >>> check_arrays([np.zeros(2)])
+    """
     for each in arrays:
         if not isinstance(each, np.ndarray):
             raise TypeError(f"a {type(each).__name__} instead of a NumPy array; use np.asarray")
 
 
 def check_in_place(x: NDArray[Any]) -> None:
-    """Raise TypeError or ValueError unless x can be reduced in place as one vector."""
+    """Raise TypeError or ValueError unless x can be reduced in place as one vector.
+
+    Parameters
+    ----------
+    x : object
+        A NumPy array passes if it is contiguous in C order and writable.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the fix.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_in_place
+    >>> check_in_place(np.zeros((2, 3)))
+    """
     check_arrays([x])
     if not x.flags.c_contiguous or not x.flags.writeable:
         raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
 
 
 def check_op(op: str) -> None:
-    """Raise ValueError unless op combines gradients."""
+    """Raise ValueError unless op combines gradients.
+
+    Parameters
+    ----------
+    op : str
+        "avg" and "sum" do.
+
+    Raises
+    ------
+    ValueError
+        For another op.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_op
+    >>> check_op("avg")
+    """
     if op not in ("avg", "sum"):
         raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
 
 
 def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring.Op:
-    """Return the op, one of FOLDS. Raises TypeError or ValueError if NumPy cannot fold x by it in place."""
+    """Return the op, one of FOLDS, after a check that NumPy can fold x by it in place.
+
+    Parameters
+    ----------
+    x : object
+        A NumPy array passes if it is contiguous in C order and writable.
+    op : str or Op
+        The operation.
+    dtypes : list of str
+        The allowed dtypes of x.
+
+    Returns
+    -------
+    Op
+        The operation.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With the fix.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_folded
+    >>> check_folded(np.zeros(2), "sum", ["float64"]).name
+    'SUM'
+    """
     if not isinstance(x, np.ndarray) or x.dtype.name not in dtypes:
         what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(dtypes)}")
@@ -120,7 +295,27 @@ def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring
 
 
 def agree(comm: Comm, **given: float) -> None:
-    """Raise the same ValueError on all ranks if they give different numbers. Collective."""
+    """Raise the same ValueError on all ranks if they give different numbers. Collective.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    **given : float
+        The numbers by the names that the error shows.
+
+    Raises
+    ------
+    ValueError
+        If a number is not the same on all ranks.
+    Error
+        As `Comm.all_gather`.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import agree
+    >>> agree(comm, stage=2, every=4)
+    """
     try:
         own = np.array([float(value) for value in given.values()])
     except (TypeError, ValueError):
@@ -133,7 +328,25 @@ def agree(comm: Comm, **given: float) -> None:
 
 
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:
-    """Raise ValueError unless number, shapes and dtypes are equal; otherwise NumPy would broadcast."""
+    """Raise ValueError unless number, shapes and dtypes are equal; otherwise NumPy would broadcast.
+
+    Parameters
+    ----------
+    arrays, like : list of numpy.ndarray
+        The arrays to compare.
+    what : str
+        The name of `arrays` in the error.
+
+    Raises
+    ------
+    TypeError, ValueError
+        With both lists' dtypes and shapes.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_alike
+    >>> check_alike([np.zeros(2)], [np.ones(2)], "gradients")
+    """
     check_arrays(arrays)
     if [(each.shape, each.dtype) for each in arrays] != [(each.shape, each.dtype) for each in like]:
         given, wanted = (", ".join(f"{each.dtype}{each.shape}" for each in which) for which in (arrays, like))

@@ -54,10 +54,33 @@ class _Periodic:
 class GradientAccumulation(_Periodic):
     """Sum the gradients of `every` micro-batches on each rank and reduce the sums. All ranks make one.
 
-    like: arrays with the shapes and the one floating dtype of the gradients; their values are not read. op:
-    "avg" makes `gradients` the mean over micro-batches and ranks, "sum" the sum. Micro-batches are summed in
-    order, then ranks are folded in rank order: apart from rounding, the result is that of one batch `every`
-    times as large.
+    Micro-batches are summed in order, then ranks are folded in rank order: apart from rounding, the result is
+    that of one batch `every` times as large.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    like : list of numpy.ndarray
+        Arrays with the shapes and the one floating dtype of the gradients. Their values are not read.
+    every : int
+        Number of micro-batches, the same on all ranks.
+    op : str
+        "avg" makes `gradients` the mean over micro-batches and ranks, "sum" the sum.
+
+    Raises
+    ------
+    TypeError, ValueError, Error
+        For a wrong argument; or as `Comm.all_gather`.
+
+    Examples
+    --------
+    >>> from shmring.methods.local import GradientAccumulation
+    >>> accumulation = GradientAccumulation(comm, [np.empty(2)], every=2)
+    >>> accumulation.add([np.full(2, 1.0)]), accumulation.add([np.full(2, 3.0)])
+    (False, True)
+    >>> accumulation.gradients[0]
+    array([2., 2.])
     """
 
     @one_call_to_make
@@ -72,15 +95,31 @@ class GradientAccumulation(_Periodic):
 
     @property
     def gradients(self) -> list[NDArray[Any]]:
-        """Return the gradients that `add` reduced last: views, which the next `add` overwrites."""
+        """The gradients that `add` reduced last: views, which the next `add` overwrites."""
         return self._views
 
     @one_call
     def add(self, gradients: Sequence[NDArray[Any]]) -> bool:
         """Add the gradients of a micro-batch; reduce and return True in every `every`-th call.
 
-        That call is collective; after it, update the weights by `gradients`. The argument holds this rank's
-        gradients of one micro-batch and may be reused at once.
+        That call is collective; after it, update the weights by `gradients`.
+
+        Parameters
+        ----------
+        gradients : list of numpy.ndarray
+            This rank's gradients of one micro-batch. They may be reused at once.
+
+        Returns
+        -------
+        bool
+            True if `gradients` is complete.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arrays that are not like those given at the start.
+        Error
+            As `Comm.all_reduce`.
         """
         try:
             check_alike(gradients, self._views, "gradients")
@@ -105,10 +144,34 @@ class GradientAccumulation(_Periodic):
 class LocalSGD(_Periodic):
     """Train each rank separately and average the weights every `every` steps (Stich 2019).
 
-    All ranks make one. params: arrays of one floating dtype, with the same shapes on all ranks; rank 0's
-    values are copied to all ranks. From then on the weights are `params` of this object, views of memory
-    that all ranks map. A rank updates its own views and calls `step` each time. An optimiser's state, such
-    as momentum, is not averaged.
+    All ranks make one. From then on the weights are `params` of this object, views of memory that all ranks
+    map. A rank updates its own views and calls `step` each time. An optimiser's state, such as momentum, is
+    not averaged.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    params : list of numpy.ndarray
+        Arrays of one floating dtype, with the same shapes on all ranks. Rank 0's values are copied to all
+        ranks.
+    every : int
+        Number of steps, the same on all ranks.
+
+    Raises
+    ------
+    TypeError, ValueError, Error
+        For a wrong argument; or as `Comm.broadcast`.
+
+    Examples
+    --------
+    >>> from shmring.methods.local import LocalSGD
+    >>> local = LocalSGD(comm, [np.zeros(2)], every=1)
+    >>> local.params[0] -= 0.5 * comm.rank
+    >>> local.step()
+    True
+    >>> local.params[0]
+    array([-0.25, -0.25])
     """
 
     @one_call_to_make
@@ -121,7 +184,18 @@ class LocalSGD(_Periodic):
 
     @one_call
     def step(self) -> bool:
-        """Count a step; average and return True in every `every`-th call, which is collective."""
+        """Count a step; average and return True in every `every`-th call, which is collective.
+
+        Returns
+        -------
+        bool
+            True if the weights were averaged.
+
+        Raises
+        ------
+        Error
+            As `Comm.all_reduce`.
+        """
         self._steps += 1
         if self._steps % self.every:
             return False
@@ -130,5 +204,11 @@ class LocalSGD(_Periodic):
 
     @one_call
     def average(self) -> None:
-        """Average now, as at the end of training. Collective."""
+        """Average now, as at the end of training. Collective.
+
+        Raises
+        ------
+        Error
+            As `Comm.all_reduce`.
+        """
         self._reduce("avg")

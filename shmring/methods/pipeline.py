@@ -28,7 +28,15 @@ FORWARD, BACKWARD = 0, 1  # tags
 
 
 class Step(NamedTuple):
-    """A pass of a stage over the micro-batch with this number."""
+    """A pass of a stage over a micro-batch.
+
+    Attributes
+    ----------
+    kind : str
+        "forward" or "backward".
+    micro_batch : int
+        Its number.
+    """
 
     kind: Literal["forward", "backward"]
     micro_batch: int
@@ -38,8 +46,28 @@ def one_forward_one_backward(stage: int, num_stages: int, count: int) -> list[St
     """Return the 1F1B steps of a stage for `count` micro-batches.
 
     A stage first makes as many forward passes as there are stages after it, then alternates forward and
-    backward passes, then makes the remaining backward passes. At most num_stages - stage micro-batches are
-    in flight at a stage: forward pass done, backward pass not.
+    backward passes, then makes the remaining backward passes. At most num_stages - stage micro-batches are in
+    flight at a stage: forward pass done, backward pass not.
+
+    Parameters
+    ----------
+    stage : int
+        The stage's number, from 0.
+    num_stages : int
+        Number of stages.
+    count : int
+        Number of micro-batches.
+
+    Returns
+    -------
+    list of Step
+        In order.
+
+    Examples
+    --------
+    >>> from shmring.methods.pipeline import one_forward_one_backward
+    >>> [(step.kind[0], step.micro_batch) for step in one_forward_one_backward(0, 2, 2)]
+    [('f', 0), ('f', 1), ('b', 0), ('b', 1)]
     """
     ahead = min(num_stages - stage - 1, count)
     steps = [Step("forward", number) for number in range(ahead)]
@@ -51,23 +79,73 @@ def one_forward_one_backward(stage: int, num_stages: int, count: int) -> list[St
 
 
 def version_of(batch: int) -> int:
-    """Return the version of the weights that a batch uses: w(batch - 1), and w(0) for the first batch."""
+    """Return the version of the weights that a batch uses: w(batch - 1), and w(0) for the first batch.
+
+    Parameters
+    ----------
+    batch : int
+        The batch's number, from 0.
+
+    Returns
+    -------
+    int
+        The version's number.
+
+    Examples
+    --------
+    >>> from shmring.methods.pipeline import version_of
+    >>> [version_of(batch) for batch in range(3)]
+    [0, 0, 1]
+    """
     return max(batch - 1, 0)
 
 
 class Pipeline:
     """Train a model whose stages are the ranks of a communicator in rank order. All ranks make one.
 
-    A batch has micro_batches micro-batches, at least as many as there are ranks, whose gradients are summed.
-    Batches follow each other without a pause, and updates are delayed by one batch:
-    w(t + 1) = w(t) - lr · gradient_t(w(t - 1)), or the update of `rule` with that gradient. Both passes of a
-    micro-batch use the same version. Two versions suffice for any number of stages.
+    A batch has micro_batches micro-batches, whose gradients are summed. Batches follow each other without a
+    pause, and updates are delayed by one batch: w(t + 1) = w(t) - lr · gradient_t(w(t - 1)), or the update of
+    `rule` with that gradient. Both passes of a micro-batch use the same version. Two versions suffice for any
+    number of stages.
 
-    forward(weights, x) → (y, saved) and backward(weights, saved, gradient) → (gradient of x, gradients of the
-    weights as a list like weights) are this stage's passes. y and the gradient of x must be contiguous and
-    must not change after the return. saved may hold x and y. weights: this stage's arrays of one floating
-    dtype; they are copied. receives: shape and dtype of the x from the previous stage, the same for all
-    micro-batches; not given on rank 0.
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    forward : callable
+        forward(weights, x) → (y, saved): this stage's forward pass. y must be contiguous and must not change
+        after the return. saved may hold x and y.
+    backward : callable
+        backward(weights, saved, gradient) → (gradient of x, gradients of the weights as a list like weights):
+        this stage's backward pass. The gradient of x must be as y above.
+    weights : list of numpy.ndarray
+        This stage's arrays of one floating dtype. They are copied.
+    rule : Rule
+        The update.
+    micro_batches : int
+        At least as many as there are ranks; the same on all ranks.
+    receives : tuple, optional
+        Shape and dtype of the x from the previous stage, the same for all micro-batches. Not given on rank 0.
+
+    Raises
+    ------
+    TypeError, ValueError, Error
+        For a wrong argument; or as `Comm.all_gather`.
+
+    Examples
+    --------
+    >>> from shmring.methods.pipeline import Pipeline
+    >>> from shmring.methods.rules import SGD
+    >>> def forward(weights, x):
+    ...     return x * weights[0], x
+    >>> def backward(weights, x, gradient):
+    ...     return gradient * weights[0], [(gradient * x).sum(keepdims=True)]
+    >>> receives = None if comm.rank == 0 else ((4,), "f8")
+    >>> passes, weights = (forward, backward), [np.ones(1)]
+    >>> pipeline = Pipeline(comm, *passes, weights, SGD(0.1), micro_batches=2, receives=receives)
+    >>> pipeline.run(3, inputs=lambda i: np.ones(4), loss_gradient=lambda i, y: (y - 0.5) / 8)
+    >>> pipeline.batches
+    3
     """
 
     @one_call_to_make
@@ -114,12 +192,12 @@ class Pipeline:
 
     @property
     def weights(self) -> list[_Array]:
-        """Return this stage's newest weights: views, which the next batches change."""
+        """This stage's newest weights: views, which the next batches change."""
         return self._versions[self.batches % 2]
 
     @property
     def weights_nbytes(self) -> int:
-        """Return the bytes of both versions on this rank."""
+        """Bytes of both versions on this rank."""
         return sum(flat.nbytes for flat in self._flat)
 
     @one_call
@@ -132,10 +210,26 @@ class Pipeline:
     ) -> None:
         """Train on `batches` more batches. Several runs give the same result as one. Collective.
 
-        inputs(i) returns x of micro-batch i and is called on rank 0. loss_gradient(i, y) returns the
-        gradient of the loss by the last stage's y and is called on the last rank. i counts from 0 in each
-        run. The pipeline is empty at the end. Raises ValueError for a wrong argument. If a rank's pass
-        raises, the other ranks raise `Aborted`, and the communicator has ended.
+        The pipeline is empty at the end.
+
+        Parameters
+        ----------
+        batches : int
+            Number of batches.
+        inputs : callable
+            inputs(i) returns x of micro-batch i and is called on rank 0. i counts from 0 in each run.
+        loss_gradient : callable
+            loss_gradient(i, y) returns the gradient of the loss by the last stage's y and is called on the
+            last rank.
+
+        Raises
+        ------
+        ValueError
+            For a wrong argument.
+        Aborted
+            If a pass of another rank raises. The communicator has ended.
+        Error
+            As `Comm.send`.
         """
         try:
             if inputs is None and self._comm.rank == 0:

@@ -24,9 +24,33 @@ class LossScaler:
     """A loss scaler that keeps float16 gradients from underflow; all ranks skip the same steps.
 
     Multiply the loss, or its gradient by the last layer's output, by `scale`; then `unscale` the gradients.
-    If any rank has an infinity or a NaN, all ranks skip the step and multiply the scale by backoff. After
-    growth_interval consecutive steps without one, they multiply it by growth. All ranks make one,
-    collectively, with the same numbers. Use powers of 2, which scale gradients without rounding.
+    If any rank has an infinity or a NaN, all ranks skip the step. All ranks make one, collectively, with the
+    same numbers. Use powers of 2, which scale gradients without rounding.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    scale : float
+        The first scale.
+    growth, backoff : float
+        Factors of the scale: after growth_interval steps, and after a skipped step.
+    growth_interval : int
+        Number of consecutive steps without a skipped one.
+
+    Raises
+    ------
+    ValueError, Error
+        For wrong numbers, on all ranks; or as `Comm.all_gather`.
+
+    Examples
+    --------
+    >>> from shmring.methods.precision import LossScaler
+    >>> scaler, gradient = LossScaler(comm, scale=4.0), np.full(2, 8.0, "f4")
+    >>> scaler.unscale([gradient])
+    True
+    >>> gradient.tolist()
+    [2.0, 2.0]
     """
 
     @one_call_to_make
@@ -58,9 +82,25 @@ class LossScaler:
     def unscale(self, gradients: Sequence[NDArray[Any]], out: Sequence[NDArray[Any]] | None = None) -> bool:
         """Divide by the scale, into `out` or in place; return False if the step must be skipped. Collective.
 
-        gradients: this rank's gradients, or its part of them, before or after the reduction. out: arrays of
-        the same shapes, of float32 or wider. float16 gradients require it, since they would underflow again.
-        out is unchanged if False is returned. The ranks exchange one byte.
+        The ranks exchange one byte.
+
+        Parameters
+        ----------
+        gradients : list of numpy.ndarray
+            This rank's gradients, or its part of them, before or after the reduction.
+        out : list of numpy.ndarray, optional
+            Arrays of the same shapes, of float32 or wider. float16 gradients require it, since they would
+            underflow again. It is unchanged if False is returned.
+
+        Returns
+        -------
+        bool
+            The same on all ranks.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            For wrong arrays; or as `Comm.all_reduce`.
         """
         into = gradients if out is None else out
         try:
@@ -85,7 +125,23 @@ class LossScaler:
 
 
 class MasterWeights:
-    """float32 copies of 16-bit weights, which accumulate updates too small for 16 bits."""
+    """float32 copies of 16-bit weights, which accumulate updates too small for 16 bits.
+
+    Parameters
+    ----------
+    params : list of numpy.ndarray
+        The 16-bit weights. The copies are `weights`.
+
+    Examples
+    --------
+    >>> from shmring.methods.precision import MasterWeights
+    >>> half = np.ones(2, "f2")
+    >>> master = MasterWeights([half])
+    >>> master.weights[0] -= 0.25
+    >>> master.store()
+    >>> half.tolist()
+    [0.75, 0.75]
+    """
 
     def __init__(self, params: Sequence[NDArray[Any]]) -> None:
         self.params = params

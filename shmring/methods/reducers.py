@@ -31,19 +31,47 @@ _END = -1  # in place of the number of elements
 class ReductionServers:
     """Reduction servers on the ranks in `reducers`; the other ranks are the workers. Collective over comm.
 
-    The workers of a host first reduce among themselves. Each worker then sends its slices to the reducer
-    that owns them. The reducer folds the slices of all hosts in host order and sends back the result. So a
-    host of workers sends and receives a message once, whereas a hierarchical all-reduce over H hosts sends
-    and receives it 2(H - 1)/H times. Each of R reducers receives and sends H/R of it, so reducers need links
-    and hosts of their own. Compare Google's Reduction Server (2021), BytePS (Jiang et al. 2020), and the
-    switches in SHARP (Graham et al. 2016).
+    The workers of a host first reduce among themselves. Each worker then sends its slices to the reducer that
+    owns them. The reducer folds the slices of all hosts in host order and sends back the result. So a host of
+    workers sends and receives a message once, whereas a hierarchical all-reduce over H hosts sends and
+    receives it 2(H - 1)/H times. Each of R reducers receives and sends H/R of it, so reducers need links and
+    hosts of their own. Compare Google's Reduction Server (2021), BytePS (Jiang et al. 2020), and the switches
+    in SHARP (Graham et al. 2016).
 
-    Call `all_reduce` on workers, `serve` on reducers, and `close` on all ranks, or use `with`. chunk_nbytes:
-    the largest piece of a message. depth: the pieces under way from each worker, at least one for each
-    reducer, so that sending, folding and returning overlap. Larger values of both were slower
-    (bench/methods/bench_reducers.py). A worker keeps 2 * chunk_nbytes * depth bytes, a reducer as much for
-    each host. Raises the same ValueError on all ranks if reducers has an invalid rank, no rank or all ranks,
-    or if the ranks give different arguments.
+    Call `all_reduce` on workers, `serve` on reducers, and `close` on all ranks, or use `with`. A worker keeps
+    2 * chunk_nbytes * depth bytes, a reducer as much for each host.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    reducers : iterable of int
+        Ranks, the same on all ranks.
+    chunk_nbytes : int
+        The largest piece of a message, in bytes.
+    depth : int
+        The pieces under way from each worker, at least one for each reducer, so that sending, folding and
+        returning overlap. Larger values of both were slower (bench/methods/bench_reducers.py).
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if reducers has an invalid rank, no rank or all ranks, or if the ranks give different
+        arguments.
+    Error
+        As `Comm.split`.
+
+    Examples
+    --------
+    >>> from shmring.methods.reducers import ReductionServers
+    >>> with ReductionServers(comm, reducers=[1]) as servers:
+    ...     if servers.is_reducer:
+    ...         calls = servers.serve()
+    ...     else:
+    ...         x = np.ones(3)
+    ...         servers.all_reduce(x)
+    ...         print(x)
+    [1. 1. 1.]
     """
 
     @one_call_to_make
@@ -80,17 +108,29 @@ class ReductionServers:
 
     @property
     def is_reducer(self) -> bool:
-        """Return whether this rank is a reducer."""
+        """True if this rank is a reducer."""
         return self._comm.rank in self.reducers
 
     def all_reduce(self, x: _Array, op: shmring.Op | str = "sum") -> None:
         """Combine the workers' x elementwise, in place, with the same bits on all. Collective over workers.
 
-        x: a contiguous NumPy array of float32, float64, int32, int64, complex64 or complex128, of the same
-        dtype and size on every worker. op: sum, avg, prod, min or max, if the dtype has it. Ranks are folded
-        in rank order within a host, then hosts are folded. A wrong argument raises TypeError or ValueError
-        on this rank and Mismatch or Aborted on the others, and ends the object for all ranks. Also raises
-        what `Comm.all_reduce` raises.
+        Ranks are folded in rank order within a host, then hosts are folded.
+
+        Parameters
+        ----------
+        x : numpy.ndarray
+            Contiguous, of float32, float64, int32, int64, complex64 or complex128, of the same dtype and size
+            on every worker.
+        op : str or Op
+            sum, avg, prod, min or max, if the dtype has it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument of this rank. The others get `Mismatch` or `Aborted`. It ends the object for
+            all ranks.
+        Error
+            As `Comm.all_reduce`.
         """
         here = self._workers()
         try:
@@ -114,7 +154,18 @@ class ReductionServers:
         self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
 
     def serve(self) -> int:
-        """Reduce for the workers until they close; return the number of their calls. Reducers only."""
+        """Reduce for the workers until they close; return the number of their calls. Reducers only.
+
+        Returns
+        -------
+        int
+            Number of calls.
+
+        Raises
+        ------
+        Error
+            As `Comm.recv`.
+        """
         if not self.is_reducer:
             raise ValueError(f"rank {self._comm.rank} is a worker; serve() is for reducers {self.reducers}")
         served: int = self._comm.run_steps(self._serve, begun=True)
@@ -152,7 +203,13 @@ class ReductionServers:
         self._comm.abort(f"worker {self._comm.rank} has failed: {error}")
 
     def close(self) -> None:
-        """Leave. The workers' `close` ends `serve`. No call may be under way, except after an error."""
+        """Leave. The workers' `close` ends `serve`. No call may be under way, except after an error.
+
+        Raises
+        ------
+        Error
+            As `Comm.send`.
+        """
         if self._here is not None:
             self._announce([_END, 0, 0, 0])
             self._here.close()

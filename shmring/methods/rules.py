@@ -22,7 +22,7 @@ class Rule(Protocol):
 
     @property
     def num_states(self) -> int:
-        """Return the number of state values for each weight; they begin as 0."""
+        """Number of state values for each weight; they begin as 0."""
 
     def update(
         self,
@@ -32,18 +32,47 @@ class Rule(Protocol):
         scratch: NDArray[Any],
         step: int,
     ) -> None:
-        """Update weights and state in place. All arrays have one length and dtype. step: 1, 2, 3 …"""
+        """Update weights and state in place. All arrays have one length and dtype.
+
+        Parameters
+        ----------
+        weights, gradient : numpy.ndarray
+            One dimension. The gradient may be changed.
+        state : list of numpy.ndarray
+            `num_states` arrays.
+        scratch : numpy.ndarray
+            For intermediate values.
+        step : int
+            1, 2, 3 …
+        """
 
 
 @dataclass
 class SGD:
-    """v ← momentum · v + g; w ← w - lr · v (Polyak 1964). With momentum 0 there is no state v."""
+    """v ← momentum · v + g; w ← w - lr · v (Polyak 1964). With momentum 0 there is no state v.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    momentum : float
+        0 to 1.
+
+    Examples
+    --------
+    >>> from shmring.methods.rules import SGD, apply, scratch_for
+    >>> weights, scratch = np.ones(2), scratch_for(np.dtype("f8"))
+    >>> apply(SGD(0.5), weights, np.ones(2), [], scratch, 1)
+    >>> weights
+    array([0.5, 0.5])
+    """
 
     lr: float
     momentum: float = 0.0
 
     @property
     def num_states(self) -> int:
+        """Number of state values for each weight: 0 or 1."""
         return 1 if self.momentum else 0
 
     def update(
@@ -54,6 +83,13 @@ class SGD:
         scratch: NDArray[Any],
         step: int,
     ) -> None:
+        """Update weights and state in place.
+
+        Parameters
+        ----------
+        weights, gradient, state, scratch, step
+            As in `Rule.update`.
+        """
         if state:
             (velocity,) = state
             np.multiply(velocity, self.momentum, out=velocity)
@@ -64,7 +100,23 @@ class SGD:
 
 @dataclass
 class Adam:
-    """Adam (Kingma and Ba 2015): steps by the first moment over the root of the second, bias-corrected."""
+    """Adam (Kingma and Ba 2015): steps by the first moment over the root of the second, bias-corrected.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    betas : tuple of float
+        The decay of the two moments, 0 to 1.
+    eps : float
+        Is added to the root.
+
+    Examples
+    --------
+    >>> from shmring.methods.rules import Adam
+    >>> Adam(lr=0.01).num_states
+    2
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -72,6 +124,7 @@ class Adam:
 
     @property
     def num_states(self) -> int:
+        """Number of state values for each weight: 2."""
         return 2
 
     def update(
@@ -82,6 +135,13 @@ class Adam:
         scratch: NDArray[Any],
         step: int,
     ) -> None:
+        """Update weights and state in place.
+
+        Parameters
+        ----------
+        weights, gradient, state, scratch, step
+            As in `Rule.update`.
+        """
         (beta1, beta2), (mean, square) = self.betas, state
         np.multiply(gradient, 1.0 - beta1, out=scratch)
         np.multiply(mean, beta1, out=mean)
@@ -99,7 +159,22 @@ class Adam:
 
 
 def scratch_for(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the scratch array that `apply` needs; make it once."""
+    """Return the scratch array that `apply` needs; make it once.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        That of the weights.
+
+    Returns
+    -------
+    numpy.ndarray
+        Its length is that of a block.
+
+    Examples
+    --------
+    See `SGD`.
+    """
     return np.empty(BLOCK, dtype)
 
 
@@ -111,7 +186,23 @@ def apply(
     scratch: NDArray[Any],
     step: int,
 ) -> None:
-    """Apply one step of `rule` to 1-d arrays, block by block, so that a block stays in the cache."""
+    """Apply one step of `rule` to 1-d arrays, block by block, so that a block stays in the cache.
+
+    Parameters
+    ----------
+    rule : Rule
+        The update.
+    weights, gradient, state
+        As in `Rule.update`.
+    scratch : numpy.ndarray
+        As `scratch_for` returns.
+    step : int
+        1, 2, 3 …
+
+    Examples
+    --------
+    See `SGD`.
+    """
     for begin in range(0, len(weights), len(scratch)):
         block = slice(begin, begin + len(scratch))
         part = weights[block]

@@ -34,32 +34,54 @@ _TOKEN = np.zeros(1, np.uint8)
 class ParameterServer:
     """Parameters in slices on `servers`, which sum or apply the gradients of workers (Li et al., 2014).
 
-    Making one is collective. All arguments but params are the same on every rank; params have the same shape
-    and dtype (float32 or float64, in C order) and begin with rank 0's values. rule: the update, `SGD`,
-    `rules.Adam` or an object with their methods. Each gradient, or sum of gradients, that is applied is one
-    step of the rule.
+    Making one is collective. All arguments but params are the same on every rank. Each gradient, or sum of
+    gradients, that is applied is one step of the rule.
 
-    staleness=0 is synchronous: every step sums the gradients of all workers in rank order and applies the sum
-    once, so the weights are bit by bit those of `all_reduce` and the same rule. k > 0 is the stale
-    synchronous parallel of Ho et al. (2013): each gradient is applied when it arrives, and `pull` waits
-    while its worker is more than k steps ahead of the slowest. With None, `pull` never waits. A wait uses no
-    CPU. When a rank dies, a rank that waits, or starts to wait, raises RankFailed, which names the dead
-    rank.
+    `with ParameterServer(…) as server:` closes it at the end. If a rank leaves the block with an exception of
+    its own, a rank that waits, or starts to wait, raises Aborted with that exception as the reason. If `push`
+    and `pull` are collective, comm has then ended.
 
-    servers: a number of ranks, spread over all ranks, that also work; or a list of ranks that only `serve()`
-    until all other ranks, the workers, have called `leave` or `close`. With a number and staleness=0, `push`
-    and `pull` are collective over any number of hosts: gradients are sent to the server of their slice and
-    summed there, and the slices are sent to all (as in BytePS with as many servers as ranks). With a number
-    and another staleness, params are in memory that all ranks of one host share, workers apply their
-    gradients themselves by one-sided access, and the number of servers has no effect. With a list, all data
-    travel by messages, on one host or several; asynchronous workers on several hosts need a list.
+    A worker that waits for others in `push` or `pull` raises Timeout after the communicator's time, as in any
+    collective. Ranks that serve, and `close`, wait for as long as workers take. A wait uses no CPU. When a
+    rank dies, a rank that waits, or starts to wait, raises RankFailed, which names the dead rank.
 
-    `with ParameterServer(…) as server:` closes it at the end. If a rank leaves the block with an exception
-    of its own, a rank that waits, or starts to wait, raises Aborted with that exception as the reason. If
-    `push` and `pull` are collective, comm has then ended.
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    params : numpy.ndarray
+        Of the same shape and dtype (float32 or float64, in C order) on every rank. The parameters begin with
+        rank 0's values.
+    rule : Rule
+        The update: `SGD`, `Adam` or an object with their methods.
+    servers : int or list of int
+        A number of ranks, spread over all ranks, that also work; or a list of ranks that only `serve` until
+        all other ranks, the workers, have called `leave` or `close`. With a number and staleness=0, `push`
+        and `pull` are collective over any number of hosts: gradients are sent to the server of their slice
+        and summed there, and the slices are sent to all (as in BytePS with as many servers as ranks). With a
+        number and another staleness, params are in memory that all ranks of one host share, workers apply
+        their gradients themselves by one-sided access, and the number of servers has no effect. With a list,
+        all data travel by messages, on one host or several; asynchronous workers on several hosts need a
+        list.
+    staleness : int or None
+        0 is synchronous: every step sums the gradients of all workers in rank order and applies the sum once,
+        so the weights are bit by bit those of `all_reduce` and the same rule. k > 0 is the stale synchronous
+        parallel of Ho et al. (2013): each gradient is applied when it arrives, and `pull` waits while its
+        worker is more than k steps ahead of the slowest. With None, `pull` never waits.
 
-    A worker that waits for others in `push` or `pull` raises Timeout after the communicator's time, as in
-    any collective. Ranks that serve, and `close`, wait for as long as workers take.
+    Raises
+    ------
+    TypeError, ValueError, Error
+        For a wrong argument; or as `Comm.broadcast`.
+
+    Examples
+    --------
+    >>> from shmring.methods.server import SGD, ParameterServer
+    >>> weights = np.ones(3)
+    >>> with ParameterServer(comm, weights, SGD(0.25)) as server:
+    ...     server.step(np.ones(3), weights)  # the sum of two ranks' gradients
+    >>> weights
+    array([0.5, 0.5, 0.5])
     """
 
     @one_call_to_make
@@ -105,12 +127,12 @@ class ParameterServer:
 
     @property
     def serves(self) -> bool:
-        """Return whether this rank only serves: it calls only `serve` and `close`."""
+        """True if this rank only serves: it calls only `serve` and `close`."""
         return self._serving is not None
 
     @property
     def most_ahead(self) -> int:
-        """Return the most steps that a worker was ahead of the slowest when a `pull` continued.
+        """The most steps that a worker was ahead of the slowest when a `pull` continued.
 
         A rank that only serves knows this of all workers; a worker without such servers knows it of itself
         only.
@@ -119,38 +141,89 @@ class ParameterServer:
 
     @property
     def served_nbytes(self) -> int:
-        """Return the bytes of gradients received and of params sent, on a rank that only serves; else 0."""
+        """Bytes of gradients received and of params sent, on a rank that only serves; else 0."""
         return 0 if self._serving is None else self._serving.served_nbytes
 
     def push(self, gradient: NDArray[Any]) -> None:
-        """Send a gradient, of params' shape and dtype, to the servers: one step of this worker."""
+        """Send a gradient to the servers: one step of this worker.
+
+        Parameters
+        ----------
+        gradient : numpy.ndarray
+            Of params' shape and dtype.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            For a wrong array; or see `ParameterServer`.
+        """
         self._check(gradient, "reduce")
         self._way.push(gradient.reshape(-1))
 
     def pull(self, out: NDArray[Any]) -> None:
-        """Copy the current params to out, which has their shape and dtype."""
+        """Copy the current params to out.
+
+        Parameters
+        ----------
+        out : numpy.ndarray
+            Of params' shape and dtype.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            For a wrong array; or see `ParameterServer`.
+        """
         self._check(out, "all_gather")
         self._way.pull(out.reshape(-1))
 
     def step(self, gradient: NDArray[Any], out: NDArray[Any]) -> None:
-        """Call `push`, then `pull`; gradient and out may be the same array."""
+        """Call `push`, then `pull`.
+
+        Parameters
+        ----------
+        gradient, out : numpy.ndarray
+            They may be the same array.
+
+        Raises
+        ------
+        TypeError, ValueError, Error
+            As `push` and `pull`.
+        """
         self.push(gradient)
         self.pull(out)
 
     def serve(self) -> None:
-        """Serve until all workers have left."""
+        """Serve until all workers have left.
+
+        Raises
+        ------
+        Error
+            See `ParameterServer`.
+        """
         if self._serving is None:
             raise ValueError("this rank is a worker: it pushes and pulls; only ranks in `servers` serve")
         self._serving.serve()
 
     def leave(self) -> None:
-        """Declare that this worker is done, so that no rank waits for it. `close` also does this."""
+        """Declare that this worker is done, so that no rank waits for it. `close` also does this.
+
+        Raises
+        ------
+        Error
+            See `ParameterServer`.
+        """
         if self._serving is None and not self._has_left:
             self._way.leave()
         self._has_left = True
 
     def close(self) -> None:
-        """Leave, and block until all ranks have left. Collective."""
+        """Leave, and block until all ranks have left. Collective.
+
+        Raises
+        ------
+        Error
+            See `ParameterServer`.
+        """
         self.leave()
         if not isinstance(self._way, _Collective):
             self._comm.barrier(timeout=_FOREVER_S)

@@ -24,20 +24,50 @@ __all__ = ["SGD", "Adam", "ShardedOptimizer"]
 class ShardedOptimizer:
     """Data-parallel training with the optimiser state spread over the ranks. All ranks make one.
 
-    params: arrays of one floating NumPy dtype, with the same shapes on every rank; rank 0's values are
-    copied to all ranks. From then on the weights are `params` of this object, views of one array that all
-    ranks map: read them, but do not touch them during `step`. rule: `SGD`, `Adam`, or an object with their
-    methods. op: "avg" or "sum" of the ranks' gradients. A wrong argument raises TypeError or ValueError on
-    its rank and `Mismatch` on the others.
+    From then on the weights are `params` of this object, views of one array that all ranks map: read them,
+    but do not touch them during `step`.
 
-    stage 1: the whole gradient is all-reduced, each rank updates its part of the weights, and the parts are
-    gathered. stage 2: gradients are reduce-scattered as they are added, bucket by bucket in the background,
-    so a rank keeps only its own part of the sum and at most two buckets of about bucket_nbytes. The weights
-    are bit by bit those of plain data parallelism (`all_reduce`, then the same rule on all weights): both
-    fold in rank order, and rules are elementwise. Only `wire=` of an all_reduce would differ.
+    Stage 1: the whole gradient is all-reduced, each rank updates its part of the weights, and the parts are
+    gathered. Stage 2: gradients are reduce-scattered as they are added, bucket by bucket in the background,
+    so a rank keeps only its own part of the sum and at most two buckets. The weights are bit by bit those of
+    plain data parallelism (`all_reduce`, then the same rule on all weights): both fold in rank order, and
+    rules are elementwise. Only `wire=` of an all_reduce would differ. (ZeRO, Rajbhandari et al. 2020.)
 
-    With n elements padded to N, the next multiple of `size`, and s state values an element, a rank has
-    N s / size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2).
+    With n elements padded to N, the next multiple of `size`, and s state values an element, a rank has N s /
+    size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2).
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    params : list of numpy.ndarray
+        Arrays of one floating NumPy dtype, with the same shapes on every rank. Rank 0's values are copied to
+        all ranks.
+    rule : Rule
+        The update: `SGD`, `Adam`, or an object with their methods.
+    stage : int
+        1 or 2.
+    op : str
+        "avg" or "sum" of the ranks' gradients.
+    bucket_nbytes : int
+        Approximate bytes of a bucket, in stage 2.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument of this rank. The other ranks get `Mismatch`.
+    Error
+        As `Comm.zeros`.
+
+    Examples
+    --------
+    >>> from shmring.methods.sharded import SGD, ShardedOptimizer
+    >>> optimizer = ShardedOptimizer(comm, [np.zeros(3), np.zeros(1)], SGD(0.5))
+    >>> for param in reversed(optimizer.params):
+    ...     optimizer.add(np.full(param.shape, comm.rank + 1.0))
+    >>> optimizer.step()
+    >>> optimizer.params[1]
+    array([-0.75])
     """
 
     @one_call_to_make
@@ -99,20 +129,32 @@ class ShardedOptimizer:
 
     @property
     def state_nbytes(self) -> int:
-        """Return the bytes of the optimiser's state on this rank."""
+        """Bytes of the optimiser's state on this rank."""
         return sum(each.nbytes for each in self._state)
 
     @property
     def gradient_nbytes(self) -> int:
-        """Return the bytes that this rank keeps for gradients."""
+        """Bytes that this rank keeps for gradients."""
         own = self._gradient.nbytes if self.stage == 2 else 0
         return own + sum(buffer.nbytes for buffer in self._buffers)
 
     def add(self, gradient: NDArray[Any]) -> None:
         """Add this rank's gradient of the next parameter; begin with the last parameter.
 
-        The gradient is copied and may be reused at once, except in stage 1 if it is an item of `gradients`, a
-        view of the array that is reduced. Collective in stage 2: a full bucket begins to be reduced.
+        Collective in stage 2: a full bucket begins to be reduced.
+
+        Parameters
+        ----------
+        gradient : numpy.ndarray
+            Of the parameter's shape and dtype. It is copied and may be reused at once, except in stage 1 if
+            it is an item of `gradients`, a view of the array that is reduced.
+
+        Raises
+        ------
+        ValueError
+            For a wrong array, or one too many.
+        Error
+            As `Comm.reduce_scatter`.
         """
         index = self._missing - 1
         wanted = self.params[index] if index >= 0 else None
@@ -133,7 +175,15 @@ class ShardedOptimizer:
 
     @one_call
     def step(self) -> None:
-        """Update the weights by the gradients that were added, one for each parameter. Collective."""
+        """Update the weights by the gradients that were added, one for each parameter. Collective.
+
+        Raises
+        ------
+        ValueError
+            If gradients are missing.
+        Error
+            As `Comm.all_gather`.
+        """
         if self._missing:
             self._comm.refuse("all_gather" if self.stage == 2 else "all_reduce")
             raise ValueError(f"{self._missing} of {len(self.params)} gradients are missing: add() them first")
@@ -155,9 +205,24 @@ class ShardedOptimizer:
 
     @one_call
     def save(self, root: int = 0) -> dict[str, Any] | None:
-        """Return {"steps": …, "state": […]} on root (else None) for any number of ranks to load. Collective.
+        """Return the optimiser's state on root, for any number of ranks to load; return None on other ranks.
+        Collective.
 
-        state: 1-d arrays over all weights, the last parameter first. The weights are not included.
+        Parameters
+        ----------
+        root : int
+            The rank that gets it.
+
+        Returns
+        -------
+        dict or None
+            "steps": their number. "state": 1-d arrays over all weights, the last parameter first. The weights
+            are not included.
+
+        Raises
+        ------
+        Error
+            As `Comm.gather`.
         """
         at_root = self._comm.rank == root
         whole = [np.zeros_like(self._flat) for _ in self._state] if at_root else []
@@ -169,7 +234,22 @@ class ShardedOptimizer:
 
     @one_call
     def load(self, saved: dict[str, Any] | None, root: int = 0) -> None:
-        """Restore the result of `save`, given on root; other ranks' argument is ignored. Collective."""
+        """Restore the result of `save`, given on root. Collective.
+
+        Parameters
+        ----------
+        saved : dict
+            On root; ignored on other ranks.
+        root : int
+            The rank that has it.
+
+        Raises
+        ------
+        ValueError
+            If it is of another optimiser.
+        Error
+            As `Comm.broadcast`.
+        """
         steps, whole = np.zeros((), np.int64), []
         if self._comm.rank == root:
             try:

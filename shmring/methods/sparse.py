@@ -36,9 +36,31 @@ class SparseAllReduce:
 
     The ranks agree on the blocks by a small all_reduce of one bit a block, then reduce the nonzero blocks
     together. The result has the bits of `Comm.all_reduce`: a block is skipped only if all its bits are zero,
-    so not with a NaN or a -0.0. All ranks make one, collectively, with the same numbers. block: elements of
-    a block. dense_above: the share of nonzero blocks, 0 to 1, above which the whole array is reduced
-    instead; None: a measured value, for one host or for several.
+    so not with a NaN or a -0.0. All ranks make one, collectively, with the same numbers.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    block : int
+        Elements of a block.
+    dense_above : float, optional
+        The share of nonzero blocks, 0 to 1, above which the whole array is reduced instead. None: a measured
+        value, for one host or for several.
+
+    Raises
+    ------
+    ValueError, Error
+        For wrong numbers; or as `Comm.all_gather`.
+
+    Examples
+    --------
+    >>> from shmring.methods.sparse import SparseAllReduce
+    >>> reduce, x = SparseAllReduce(comm), np.zeros(4 * 256)
+    >>> x[0] = comm.rank + 1
+    >>> reduce(x)
+    >>> float(x[0]), reduce.density
+    (3.0, 0.25)
     """
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
@@ -59,16 +81,26 @@ class SparseAllReduce:
 
     @property
     def density(self) -> float:
-        """Return the share of blocks nonzero on some rank in the last call; NaN before the first."""
+        """The share of blocks nonzero on some rank in the last call; NaN before the first."""
         return self._density
 
     @one_call
     def __call__(self, x: Array, op: str = "sum") -> None:
-        """Combine x of all ranks elementwise and in place on every rank. Collective.
+        """Combine x of all ranks elementwise and in place on every rank; return None. Collective.
 
-        x: a contiguous NumPy array, with the same dtype and number of elements on every rank. op: as in
-        `Comm.all_reduce`. A wrong argument raises TypeError or ValueError on this rank and Mismatch on the
-        others. Also raises what `Comm.all_reduce` raises.
+        Parameters
+        ----------
+        x : numpy.ndarray
+            Contiguous, with the same dtype and number of elements on every rank.
+        op : str or Op
+            As in `Comm.all_reduce`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument of this rank. The others get `Mismatch`.
+        Error
+            As `Comm.all_reduce`.
         """
         operation: Any = op
         flat = self._checked(x)
@@ -119,15 +151,42 @@ def all_reduce_pairs(
 ) -> tuple[NDArray[np.int64], Array]:
     """Return the sum of arrays given by indices and values (SparCML, Renggli et al. 2019). Collective.
 
-    indices: shape (k,), integers from 0 to length - 1, in any order, repeats allowed; k may differ by rank.
-    values: shape (k, *row), with the same dtype and row on all ranks. Returns the indices that any rank has,
-    int64, sorted and unique, and their sums. A rank's own values are added in their order, then ranks in
-    rank order, each with one rounding for 16-bit floats. No sum is -0.0. All ranks get the same bits.
+    A rank's own values are added in their order, then ranks in rank order, each with one rounding for 16-bit
+    floats. No sum is -0.0. All ranks get the same bits.
 
-    dense_above: if the bytes of all ranks' pairs exceed this many times those of an array of `length` rows,
-    such an array is reduced instead; over several hosts that folds host by host. A wrong argument raises
-    TypeError or ValueError on this rank and Mismatch on the others. Arrays that differ between ranks raise
-    ValueError on all.
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    indices : numpy.ndarray
+        Of shape (k,), integers from 0 to length - 1, in any order, repeats allowed. k may differ by rank.
+    values : numpy.ndarray
+        Of shape (k, *row), with the same dtype and row on all ranks.
+    length : int
+        Length of the arrays.
+    dense_above : float
+        If the bytes of all ranks' pairs exceed this many times those of an array of `length` rows, such an
+        array is reduced instead; over several hosts that folds host by host.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        The indices that any rank has, int64, sorted and unique; and their sums.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a wrong argument of this rank. The others get `Mismatch`. Arrays that differ between ranks raise
+        ValueError on all.
+    Error
+        As `Comm.all_gather_v`.
+
+    Examples
+    --------
+    >>> from shmring.methods.sparse import all_reduce_pairs
+    >>> indices, sums = all_reduce_pairs(comm, np.array([7, comm.rank]), np.ones(2), length=100)
+    >>> indices.tolist(), sums.tolist()
+    ([0, 1, 7], [1.0, 1.0, 2.0])
     """
     try:
         _check_pairs(indices, values, length)

@@ -31,6 +31,9 @@ class _Receive(NamedTuple):
     folds: bool  # fold into the part, else replace it
 
 
+_Arriving = tuple[_Receive, _Array, "shmring.Transfer[shmring.Status]"]
+
+
 class _Step(NamedTuple):
     """A step: all `receives` complete before any of `sends` (part, destination) starts.
 
@@ -185,9 +188,29 @@ class Stepwise:
 
     `ring` and `bidirectional_ring`: Patarasuk and Yuan 2009. `halving_doubling`: Rabenseifner 2004; Thakur,
     Rabenseifner and Gropp 2005. `tree`: binomial, `double_tree`: Sanders, Speck and Träff 2009, as in NCCL
-    2.4; both pipeline chunks. `master`: all ranks to rank 0, and back. chunk_nbytes: the size of a chunk, the
-    same on all ranks. The buffers hold at most twice the bytes that one step receives to fold. Call `close`,
-    or use `with`.
+    2.4; both pipeline chunks. `master`: all ranks to rank 0, and back. The buffers hold at most twice the
+    bytes that one step receives to fold. Call `close`, or use `with`.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    chunk_nbytes : int
+        Bytes of a chunk, the same on all ranks.
+
+    Raises
+    ------
+    ValueError, Error
+        For a wrong number; or as `Comm.dup`.
+
+    Examples
+    --------
+    >>> from shmring.methods.stepwise import Stepwise
+    >>> x = np.full(4, comm.rank + 1.0)
+    >>> with Stepwise(comm) as steps:
+    ...     steps.all_reduce(x, algorithm="double_tree")
+    >>> x
+    array([3., 3., 3., 3.])
     """
 
     def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
@@ -199,13 +222,24 @@ class Stepwise:
         self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # buffers of this step and of the next
 
     def all_reduce(self, x: _Array, op: shmring.Op | str = "sum", *, algorithm: str) -> None:
-        """Combine x of all ranks elementwise and in place, with the same bits on all. Collective.
+        """Combine x of all ranks elementwise and in place, with the same bits on all; return None.
+        Collective.
 
-        x: a contiguous NumPy array of float32, float64, int32 or int64, of the same dtype and size on every
-        rank. op: sum, avg (of floats), prod, min or max. The algorithm sets the order of folding. A wrong
-        argument raises TypeError or ValueError on this rank and Aborted on the others. Calls that differ are
-        reported when a message of one meets the other. Both end the object. Also raises what `Comm.recv`
-        raises.
+        Parameters
+        ----------
+        x : numpy.ndarray
+            Contiguous, of float32, float64, int32 or int64, of the same dtype and size on every rank.
+        op : str or Op
+            sum, avg (of floats), prod, min or max.
+        algorithm : str
+            One of ALGORITHMS. It sets the order of folding.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument of this rank. The others get `Aborted`. It ends the object.
+        Error
+            As `Comm.recv`. Calls that differ are reported when a message of one meets the other.
         """
         try:
             op = check_folded(x, op, _DTYPES)
@@ -242,7 +276,7 @@ class Stepwise:
         part, hence the part has arrived by then.
         """
         sending: list[shmring.Transfer] = []
-        arriving: list[tuple[_Receive, _Array, shmring.Transfer]] = []
+        arriving: list[_Arriving] = []
         sends: list[tuple[_Array, int]] = []
         for number, step in enumerate(itertools.chain(steps, [_Step([], [])])):
             following = self._begin(step.receives, number % 2)
@@ -252,7 +286,7 @@ class Stepwise:
         for transfer in sending:
             transfer.wait()
 
-    def _begin(self, receives: list[_Receive], turn: int) -> list[tuple[_Receive, _Array, shmring.Transfer]]:
+    def _begin(self, receives: list[_Receive], turn: int) -> list[_Arriving]:
         need = sum(each.part.nbytes for each in receives if each.folds)
         if need > len(self._spare[turn]):
             self._spare[turn] = np.empty(need, np.uint8)
@@ -266,7 +300,7 @@ class Stepwise:
 
     def _finish(
         self,
-        arriving: list[tuple[_Receive, _Array, shmring.Transfer]],
+        arriving: list[_Arriving],
         fold: Callable[..., Any],
         call: int,
     ) -> None:

@@ -555,7 +555,8 @@ def test_files_stay_readable():
     for path in SOURCES:
         assert "utils" not in path.stem, f"{name_of(path)}: a name that says nothing"
         lines = path.read_text().splitlines()
-        assert len(lines) < MAX_LINES, name_of(path)
+        code = re.sub(r'""".*?"""', '""', path.read_text(), flags=re.DOTALL)  # without docstrings
+        assert len(code.splitlines()) < MAX_LINES, name_of(path)
         most = MAX_LINE_LENGTH if path.suffix in {".py", ".pyi"} else MAX_C_LINE_LENGTH
         long = [number for number, line in enumerate(lines, 1) if len(line) > most]
         assert not long, f"{name_of(path)}: lines longer than {most}: {long}"
