@@ -70,7 +70,8 @@ cdef class Comm(Messages):
     Errors of every collective
     --------------------------
     TypeError, ValueError
-        On the rank that passed a wrong argument. The others get `Mismatch`, and the communicator has ended.
+        On the rank that passed a wrong argument. The others get `Mismatch`, and the communicator has ended. If all
+        ranks pass a wrong argument, it stays usable.
     Error
         One of its subclasses: `Mismatch` if the ranks' calls differ, `Timeout`, `RankFailed`, `Aborted`. All ranks
         raise it, and it ends the communicator. `Closed` if this rank has closed it.

@@ -35,7 +35,7 @@ def reduce(comm: Comm, x: Floats) -> float:
     assert_type(comm.scan(1), int)
     assert_type(comm.exscan(1), int | None)
     assert_type(comm.all_reduce(x, async_op=True, algorithm="ring"), Work[None])
-    comm.all_reduce(x, "avg", out=np.empty_like(x), wire="bf16")
+    comm.all_reduce(x, "avg", out=np.empty_like(x), wire="native")
     comm.reduce(x, "max")
     comm.scan(x)
     comm.exscan(x)
