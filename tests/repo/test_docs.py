@@ -23,6 +23,7 @@ if not DOCS.is_dir():
 PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 WATCHDOG_S = 50
 MOST_COLUMNS = 106  # as wide as the page in docs/page.css
+BUILD_S = 200  # a build takes some 10 s of CPU time
 COMMANDS = {"shmrun": "-m shmring.run", "shmring": "-m shmring.tools.command", "python": ""}
 
 
@@ -39,16 +40,17 @@ def built(tmp_path_factory):
     pytest.importorskip("furo")
     pytest.importorskip("myst_parser")
     folder = tmp_path_factory.mktemp("docs")
-    run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, folder], folder)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, folder]
+    run(command, folder, watchdog_s=BUILD_S)
     return folder
 
 
-def run(command, folder, **environ):
+def run(command, folder, watchdog_s=WATCHDOG_S, **environ):
     command = [str(part) for part in command]
     # Unbuffered ranks would print into each other's lines.
     environ = os.environ | {"PYTHONPATH": str(PACKAGE_PARENT), "PYTHONUNBUFFERED": ""} | environ
     done = subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=WATCHDOG_S
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=watchdog_s
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -74,6 +76,7 @@ def documented_names():
     return set(shmring.__all__) | members - {"Ring.closed_because"}  # shmring's own
 
 
+@pytest.mark.limit(BUILD_S + 40)
 def test_every_public_name_is_in_the_reference(built):
     pages = ("api", "errors", "methods")
     text = "".join((built / "reference" / f"{page}.html").read_text() for page in pages)
@@ -82,6 +85,7 @@ def test_every_public_name_is_in_the_reference(built):
     assert not missing, f"say something of them in docs/reference/: {missing}"
 
 
+@pytest.mark.limit(BUILD_S + 40)
 def test_shown_members_have_a_docstring_and_no_self(built):
     text = (built / "reference" / "api.html").read_text()
     assert "that led to this communicator" in text  # from a stub
@@ -90,6 +94,7 @@ def test_shown_members_have_a_docstring_and_no_self(built):
     assert set(empty) == {"Op"}  # its values are self-explanatory
 
 
+@pytest.mark.limit(BUILD_S + 40)
 def test_the_commands_page_has_what_the_parsers_say(built):
     text = (built / "reference" / "commands.html").read_text()
     for output in ("--rdzv HOST:PORT", "usage: shmring ps", "--no-stacks"):
@@ -105,6 +110,7 @@ def flags_shown():
                 yield from ((block.name, flag) for flag in re.findall(r"(?<!\S)--[a-z-]+", own))
 
 
+@pytest.mark.limit(BUILD_S + 40)
 def test_the_flags_that_pages_show_are_those_of_the_parsers(built):
     text = set(re.findall(r"--[a-z-]+", (built / "reference" / "commands.html").read_text()))
     shown = set(flags_shown())
