@@ -873,9 +873,10 @@ cdef class Comm(Messages):
 
         Call it after any `Error` but `Closed`. If no rank has ended the communicator, this rank does. The survivors
         agree on the membership, even if more ranks die meanwhile. Excluded are ranks that have ended, have left or
-        cannot be reached, the rank that a Timeout has named, and ranks that do not call shrink within the timeout. This
-        communicator is closed, and its shared arrays become private. The survivors may differ by one call, which some
-        have completed and others have not, so they have to agree from which step to continue.
+        cannot be reached, and ranks that do not call shrink within the timeout. A rank that a Timeout has named has
+        only one second, counted from the time when every other rank has called shrink; if it calls shrink before, it
+        is included. This communicator is closed, and its shared arrays become private. The survivors may differ by
+        one call, which some have completed and others have not, so they have to agree from which step to continue.
 
         Parameters
         ----------
