@@ -41,7 +41,8 @@ napoleon_custom_sections = [
 
 # Classes whose objects only calls make: showing the constructor's arguments would mislead.
 MADE_BY_CALLS = {
-    *("Adoption", "Comm", "Lock", "Plan", "Reduction", "SharedArray", "Status", "Trace", "Transfer", "Work")
+    *("Adoption", "Comm", "Lock", "Plan", "ProbedMessage", "Reduction"),
+    *("SharedArray", "Status", "Trace", "Transfer", "Work"),
 }
 C_TYPES = re.compile(r"\b(?:uintptr_t|size_t|str|bool) (?=\w)")
 

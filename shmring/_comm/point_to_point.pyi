@@ -17,7 +17,7 @@ _Received = TypeVar(
 
 @final
 class Status:
-    """Properties of a received or waiting message: `source`, `tag`, `count` (elements), `nbytes`, `dtype`."""
+    """Properties of a received or waiting message. `recv` and `probe` return it."""
 
     @property
     def source(self) -> int:
@@ -36,18 +36,21 @@ class Status:
         """Bytes of all elements."""
 
     @property
-    def dtype(self) -> str | None: ...
+    def dtype(self) -> str | None:
+        """Name of the dtype; None for one that cannot be reduced, such as a structure."""
 
 @final
 class Transfer(PendingMessage, Generic[_Received]):
-    """A message that `isend` or `irecv` has begun. It advances in the background."""
+    """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the
+    background does.
+    """
 
     def __init__(self, *args: object, **keywords: object) -> None: ...
     def done(self) -> bool:
         """Advance the transfer without blocking, and return whether it is complete."""
 
     def wait(self, timeout: float | None = None) -> _Received:
-        """Block until it is complete. Return the `Status` of a receive; else None."""
+        """Block until the transfer is complete."""
 
     def result(self, timeout: float | None = None) -> _Received:
         """Return what `wait` returns. `Work` has a method of the same name."""
@@ -81,7 +84,9 @@ class ProbedMessage:
         """Receive an object that was sent by `send_object`, and return a copy of it."""
 
 class Messages(Endpoint):
-    """Point-to-point messages of a communicator."""
+    """Point-to-point messages of a communicator. Messages of one tag between two ranks are received in
+    sending order.
+    """
 
     def send(
         self,
@@ -93,7 +98,9 @@ class Messages(Endpoint):
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> None:
-        """Send x to rank `dest`. Return when x may be changed."""
+        """Send x to rank `dest`. Return when x may be changed: it is then received, or in the ring to
+        `dest`.
+        """
 
     def recv(
         self,
@@ -104,7 +111,9 @@ class Messages(Endpoint):
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> Status:
-        """Receive a message into x and return its `Status`."""
+        """Receive a message into x and return its `Status`: `.source`, `.tag`, `.count` (elements),
+        `.nbytes`.
+        """
 
     def sendrecv(
         self,
@@ -118,7 +127,9 @@ class Messages(Endpoint):
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> Status:
-        """Send x to `dest`, receive a message into `out` at the same time, and return its `Status`."""
+        """Send x to `dest`, receive a message into `out` at the same time, and return the `Status` of the
+        latter.
+        """
 
     def isend(
         self,
@@ -139,7 +150,7 @@ class Messages(Endpoint):
         *,
         context: Literal[0, 1] = 0,
     ) -> Transfer[Status]:
-        """Begin to receive into x and return a `Transfer`; its `wait` returns the `Status`."""
+        """Begin to receive into x and return a `Transfer`. Do not touch x until it is complete."""
 
     def probe(
         self,
@@ -164,12 +175,12 @@ class Messages(Endpoint):
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
     ) -> ProbedMessage:
-        """Block until a message can be received, take it, and return it."""
+        """Block until a message can be received, take it, and return it as a `ProbedMessage`."""
 
     def improbe(
         self, source: SupportsIndex = ANY_SOURCE, tag: SupportsIndex = ANY_TAG, *, context: Literal[0, 1] = 0
     ) -> ProbedMessage | None:
-        """Return a message as `mprobe` does, or None if there is no such message yet."""
+        """Return a `ProbedMessage` as `mprobe` does, or None if there is no such message yet."""
 
     def send_object(
         self,
@@ -204,4 +215,5 @@ class Messages(Endpoint):
         with_status: Literal[True],
         context: Literal[0, 1] = 0,
         timeout: float | None = None,
-    ) -> tuple[Any, Status]: ...
+    ) -> tuple[Any, Status]:
+        """Receive an object that was sent by `send_object`, and return a copy of it."""
