@@ -1,5 +1,5 @@
 
-from libc.stdint cimport uint16_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from .._arrays.operands cimport Operand
 from .._core.group cimport Call
@@ -45,6 +45,9 @@ cdef class Collectives:
     cdef int find_blocks(self, Call *c) except -1
     cdef int root_of(self, int kind, object root) except -1
     cdef int root_number(self, object root) except -1
+
+
+cdef uint32_t signature_of(object given) noexcept
 
 
 cdef class Plan:

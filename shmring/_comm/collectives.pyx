@@ -20,7 +20,7 @@ from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_item
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, DONE, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
     REDUCE_SCATTER, SCAN, SCATTER, Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split,
-    may_be_read_in_place, takes,
+    may_be_read_in_place, mixed, takes,
 )
 from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
 from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_flag_take
@@ -727,6 +727,8 @@ cdef class Collectives:
             residual = self.describe_internode(c, x, how)
         self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
+        if kind == ALL_GATHER:   # the result has the shape (size, *shape): it is the same on all ranks
+            c.fingerprint ^= <uint64_t> signature_of_given(x) << 45   # such a call has no wire format and no groups
         choose_algorithm(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
@@ -811,6 +813,30 @@ cdef inline bint takes_result(Call *c, int rank) noexcept:
     if c.kind == GATHER or c.kind == REDUCE:
         return rank == c.root
     return True
+
+
+# Return a 32-bit signature of shape[1:] and of the number of dimensions; with the count it tells shapes apart.
+cdef uint32_t signature_of(object given) noexcept:
+    cdef cnp.ndarray array = <cnp.ndarray> given
+    cdef uint64_t word = mixed(1 + cnp.PyArray_NDIM(array))
+    cdef int axis
+    for axis in range(1, cnp.PyArray_NDIM(array)):
+        word = mixed(word ^ <uint64_t> cnp.PyArray_DIM(array, axis))
+    return <uint32_t> (word >> 32)
+
+
+# As signature_of, for any x that a call takes. 0 for a vector: an object without a shape is one.
+cdef uint32_t signature_of_given(object x) except? 0:
+    cdef uint64_t word
+    if cnp.PyArray_CheckExact(x):
+        return 0 if cnp.PyArray_NDIM(<cnp.ndarray> x) == 1 else signature_of(x)
+    lengths = tuple(getattr(x, "shape", (0,)))
+    if len(lengths) == 1:
+        return 0
+    word = mixed(1 + <uint64_t> len(lengths))
+    for length in lengths[1:]:
+        word = mixed(word ^ <uint64_t> <Py_ssize_t> length)
+    return <uint32_t> (word >> 32)
 
 
 # The return value of the method.

@@ -14,7 +14,7 @@ from .._algorithms.staged cimport shared_address
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, take
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
-    Piece, fingerprint_of, is_joined, is_split, mixed,
+    Piece, fingerprint_of, is_joined, is_split,
 )
 from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
@@ -23,7 +23,7 @@ from .._engine.engine cimport Engine
 from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
 from .._internode.data_movement cimport choose_algorithm
-from .collectives cimport Collectives, Work
+from .collectives cimport Collectives, Work, signature_of
 
 import numpy as np
 
@@ -561,15 +561,6 @@ cdef bint have_like_rows(cnp.ndarray a, cnp.ndarray b) noexcept:
         if cnp.PyArray_DIM(a, axis) != cnp.PyArray_DIM(b, axis):
             return False
     return True
-
-
-# Return a 32-bit signature of shape[1:].
-cdef uint32_t signature_of(cnp.ndarray array) noexcept:
-    cdef uint64_t word = mixed(cnp.PyArray_NDIM(array))
-    cdef int axis
-    for axis in range(1, cnp.PyArray_NDIM(array)):
-        word = mixed(word ^ <uint64_t> cnp.PyArray_DIM(array, axis))
-    return <uint32_t> (word >> 32)
 
 
 # ---- properties of kinds -------------------------------------------------------------------------------

@@ -4,7 +4,9 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
-from .._core.group cimport ALL_GATHER_V, ELECTION, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, OPAQUE, mixed_count
+from .._core.group cimport (
+    ALL_GATHER, ALL_GATHER_V, ELECTION, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, OPAQUE, mixed_count,
+)
 from .._core.kernels cimport SR_DTYPES, SR_OPS
 from .._core.segment cimport (
     SR_ABORTED, SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_JOINED, SR_MAGIC, SR_MAX_RANKS, SR_MISMATCHED, SR_NO_ABORT,
@@ -61,7 +63,7 @@ def described(uint64_t fingerprint, uint64_t count):
                      fingerprint >> 20 & 0xfff, count)
     if kind < ALL_GATHER_V:   # a fingerprint of the other kinds has no room for these
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
-        if words["dtype"] == OPAQUE_DTYPE:   # its signature is stored in place of wire and group size
+        if words["dtype"] == OPAQUE_DTYPE or kind == ALL_GATHER:   # a signature in place of wire and group size
             words["priority"] = priority_of(narrowed & 0x1fff)
         elif narrowed >> 29 < <uint64_t> len(WIRES):
             words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,
@@ -140,14 +142,14 @@ cdef class Sight:
 
 # ---- a segment ---------------------------------------------------------------------------------------------------
 
-def control_nbytes_of(const unsigned char[::1] head, uint64_t nbytes):
+def control_nbytes_of(bytes head not None, uint64_t nbytes):
     """Return the bytes of header and lanes of a segment of `nbytes` that begins with `head`, one page.
 
     0: it is not a communicator's. ValueError: it is damaged, or belongs to another version.
     """
-    cdef const sr_header *header = <const sr_header *> &head[0]
+    cdef const sr_header *header = <const sr_header *> <const char *> head
     cdef uint64_t most = <uint64_t> 1 << 48
-    if head.shape[0] < SR_PAGE:
+    if len(head) < SR_PAGE:
         raise ValueError("less than a page of it can be read")
     if header.magic != SR_MAGIC:
         if <uint32_t> (header.magic >> 8) == <uint32_t> (SR_MAGIC >> 8):

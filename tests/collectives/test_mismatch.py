@@ -163,6 +163,9 @@ ARGUMENTS = {
     # Opaque dtypes, all of 8 bytes per item.
     **{f"unit of {k}": (_with(k, ones(600, "M8[D]")), _with(k, ones(600, "M8[s]"))) for k in MOVING},
     **{f"byte order of {k}": (_with(k, ones(600, ">f8")), _with(k, ones(600, ">i8"))) for k in MOVING},
+    "shape of all_gather": (_with("all_gather", ones((20, 30))), _with("all_gather", ones((30, 20)))),
+    "dimensions of all_gather": (_with("all_gather", ones(600)), _with("all_gather", ones((600, 1)))),
+    "shape of no dimension": (_with("all_gather", np.array(1.0)), _with("all_gather", ones(1))),
     "fields of broadcast": (_with("broadcast", ones(60, "i4,f4")), _with("broadcast", ones(60, "f4,i4"))),
     "items of all_to_all": (
         lambda c: c.all_to_all(ones((c.size, 3), "S8")),
