@@ -27,7 +27,7 @@ def _check_built() -> None:
         )
     raise ImportError(
         f"the compiled modules of shmring are missing in {here}, or are those of another Python: install it "
-        "with this one, python -m pip install --force-reinstall shmring"
+        "with this one, from a checkout (python -m pip install --force-reinstall .) or from a wheel"
     )
 
 
@@ -67,54 +67,39 @@ _HOMES = {
 }
 _MODULES = ("MPI", "model")
 
-__all__ = [
-    "ANY_SOURCE",
-    "ANY_TAG",
-    "Aborted",
-    "Adoption",
-    "Bucketer",
-    "Closed",
-    "Comm",
-    "Error",
-    "Memory",
-    "Mismatch",
-    "Op",
-    "OutOfMemory",
-    "Plan",
-    "ProbedMessage",
-    "RankFailed",
-    "Ring",
-    "SharedArray",
-    "Status",
-    "Timeout",
-    "Trace",
-    "Transfer",
-    "Truncated",
-    "Work",
-    "World",
-    "__version__",
-    "host_id",
-    "init",
-    "spawn",
-    "world",
-]
+__all__ = sorted(["__version__", *(name for name in _HOMES if name not in _MODULES)])
 
+# For type checkers, which do not read the table; `as` marks what is public.
 if TYPE_CHECKING:
     from . import model as model
-    from ._arrays.allocator import Adoption
-    from ._arrays.operands import Memory
-    from ._arrays.shared_array import SharedArray
-    from ._bootstrap.join import World, host_id, world
-    from ._comm.bucketer import Bucketer
-    from ._comm.collectives import Plan, Work
-    from ._comm.comm import Comm
-    from ._comm.init import init
-    from ._comm.ops import Op
-    from ._comm.point_to_point import ANY_SOURCE, ANY_TAG, ProbedMessage, Status, Transfer
-    from ._comm.trace_file import Trace
-    from ._launch.spawn import spawn
-    from ._p2p.ring import Ring
-    from .errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout, Truncated
+    from ._arrays.allocator import Adoption as Adoption
+    from ._arrays.operands import Memory as Memory
+    from ._arrays.shared_array import SharedArray as SharedArray
+    from ._bootstrap.join import World as World
+    from ._bootstrap.join import host_id as host_id
+    from ._bootstrap.join import world as world
+    from ._comm.bucketer import Bucketer as Bucketer
+    from ._comm.collectives import Plan as Plan
+    from ._comm.collectives import Work as Work
+    from ._comm.comm import Comm as Comm
+    from ._comm.init import init as init
+    from ._comm.ops import Op as Op
+    from ._comm.point_to_point import ANY_SOURCE as ANY_SOURCE
+    from ._comm.point_to_point import ANY_TAG as ANY_TAG
+    from ._comm.point_to_point import ProbedMessage as ProbedMessage
+    from ._comm.point_to_point import Status as Status
+    from ._comm.point_to_point import Transfer as Transfer
+    from ._comm.trace_file import Trace as Trace
+    from ._launch.spawn import spawn as spawn
+    from ._p2p.ring import Ring as Ring
+    from .errors import Aborted as Aborted
+    from .errors import Closed as Closed
+    from .errors import Error as Error
+    from .errors import Mismatch as Mismatch
+    from .errors import OutOfMemory as OutOfMemory
+    from .errors import RankFailed as RankFailed
+    from .errors import Timeout as Timeout
+    from .errors import Truncated as Truncated
 
 
 def __getattr__(name: str) -> Any:
