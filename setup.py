@@ -3,9 +3,14 @@
 SHMRING_SANITIZE=address|thread|undefined adds a sanitizer (build with --force, CONTRIBUTING.md shows how).
 """
 
+import gc
 import os
+import re
+import shlex
+import shutil
 import sys
 import sysconfig
+import tomllib
 from glob import glob
 
 import numpy
@@ -24,6 +29,17 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
     "-fvisibility=hidden",
 ]
+# Modules that run when a communicator starts, ends or is looked at, and the face of the kernels for tests:
+# -O1 takes half of the time to compile them.
+COLD = [
+    "shmring/_comm/comm.pyx",
+    "shmring/_core/kernels.pyx",
+    "shmring/_core/segment_format.pyx",
+    "shmring/_diagnostics/flight_recorder.pyx",
+    "shmring/_engine/blame.pyx",
+    "shmring/_engine/liveness_thread.pyx",
+    "shmring/_engine/trace_buffer.pyx",
+]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined"],
     "thread": ["-fsanitize=thread"],
@@ -37,6 +53,7 @@ DIRECTIVES = {
     "cdivision": True,
     "embedsignature": True,
     "binding": True,
+    "emit_code_comments": False,
 }
 MACROS = [
     ("_GNU_SOURCE", None),  # futexes and robust mutexes under -std=c11
@@ -66,14 +83,47 @@ def library(name: str) -> tuple[str, dict[str, object]]:
     }
 
 
+def check_compiler() -> None:
+    """Say in one line what to install if there is no compiler, or no header of Python."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    if shutil.which(compiler) is None:
+        raise SystemExit(
+            f"shmring is compiled here, and there is no C compiler {compiler!r}: apt install gcc libc6-dev "
+            "(Debian, Ubuntu), dnf install gcc (Fedora), apk add gcc musl-dev (Alpine), or set CC"
+        )
+    if not os.path.exists(header):
+        raise SystemExit(
+            f"shmring is compiled here, and the header {header} is missing: apt install python3-dev (Debian, "
+            "Ubuntu), dnf install python3-devel (Fedora), apk add python3-dev (Alpine)"
+        )
+
+
+def long_description() -> str:
+    """Return the README with links that work outside of the checkout.
+
+    Relative links get the URL "Source" of pyproject.toml. Without that URL, their text stays.
+    """
+    with open("pyproject.toml", "rb") as file:
+        source = tomllib.load(file)["project"].get("urls", {}).get("Source")
+    with open("README.md", encoding="utf-8") as file:
+        text = file.read()
+    relative = r"\[([^][]*)\]\((?![a-z]+:|#)([^)]*)\)"
+    if source is None:
+        return re.sub(relative, r"\1", re.sub("!" + relative, "", text))
+    text = re.sub("!" + relative, rf"![\1]({source}/raw/HEAD/\2)", text)
+    return re.sub("(?<!!)" + relative, rf"[\1]({source}/blob/HEAD/\2)", text)
+
+
 def extension(path: str) -> Extension:
+    speed = ["-O1"] if path in COLD else []
     return Extension(
         path.removesuffix(".pyx").replace("/", "."),
         [path],
         include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels/kernels.c", "src/channel.c", "src/conn.c"],
-        extra_compile_args=[*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
+        extra_compile_args=[*COMPILE_ARGS, *speed, *(sanitizer_args() or ["-g0"])],
         extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 has robust mutexes there
     )
 
@@ -93,7 +143,9 @@ class BuildExtensions(build_ext):
     def run(self) -> None:
         if sys.platform != "linux":
             raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
+        check_compiler()
         self.run_command("build_clib")
+        gc.set_threshold(200_000, 50, 100)  # by default, Cython spends a quarter of its time in collections
         # Into build/, so that no generated C is beside the sources or in the sdist.
         translated = cythonize(self.extensions, build_dir="build/cython", compiler_directives=DIRECTIVES)
         sources = {extension.name: extension.sources for extension in translated}
@@ -107,5 +159,7 @@ setup(
     ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
     # An editable installation gets this file as well, which it would not from a package.
     data_files=[(beside_packages(), ["shmring_mpi4py.pth"])],
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildExtensions},
 )

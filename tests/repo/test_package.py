@@ -1,8 +1,10 @@
 """The installed package: version, types, the cost of importing it."""
 
 import ast
+import email
 import importlib
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -59,6 +61,10 @@ def test_every_public_name_is_there():
     for name in shmring.__all__:
         assert getattr(shmring, name) is not None
     assert set(shmring.__all__) <= set(dir(shmring))
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (for_type_checkers,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.asname for node in for_type_checkers.body for alias in node.names}
+    assert typed - {"model"} == set(shmring.__all__) - {"__version__"}
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = shmring.no_such_name
 
@@ -151,6 +157,29 @@ def test_a_package_of_another_python_says_so(tmp_path):
     command = [sys.executable, "-c", "import shmring"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert "ImportError: the compiled modules of shmring are missing in" in done.stderr
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the checkout")
+def test_without_a_compiler_one_line_says_what_to_install(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path]
+    environment = {**os.environ, "CC": "no-such-compiler -pipe"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert done.stderr.startswith("shmring is compiled here, and there is no C compiler 'no-such-compiler'")
+    assert "apt install gcc" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the checkout")
+def test_the_long_description_has_no_link_into_the_checkout(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=50)
+    metadata = email.message_from_bytes((tmp_path / "shmring.egg-info/PKG-INFO").read_bytes())
+    assert metadata["Author"] == "The authors of shmring"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload()
+    assert "all_reduce" in text
+    assert re.findall(r"\]\((?!https?://|mailto:|#)", text) == []
 
 
 def test_readme_has_the_two_commands_that_the_gate_runs():
