@@ -108,7 +108,8 @@ def long_description() -> str:
         source = tomllib.load(file)["project"].get("urls", {}).get("Source")
     with open("README.md", encoding="utf-8") as file:
         text = file.read()
-    relative = r"\[([^][]*)\]\((?![a-z]+:|#)([^)]*)\)"
+    badge = r"!\[[^][]*\]\([^)]*\)"
+    relative = rf"\[((?:{badge}|[^][])*)\]\((?![a-z]+:|#)([^)]*)\)"
     if source is None:
         return re.sub(relative, r"\1", re.sub("!" + relative, "", text))
     text = re.sub("!" + relative, rf"![\1]({source}/raw/HEAD/\2)", text)
