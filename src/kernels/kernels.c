@@ -233,9 +233,6 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
     __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(nbytes) : : "memory");
 }
 
-/* Processors without AVX2 are from before 2013 or run under emulation: one loop for all numbers of sources and
- * destinations, which saves a quarter of the time to compile this file. */
-#define SR_ONE_SHAPE 1
 #define SR_ISA sse2
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16

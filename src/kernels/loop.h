@@ -1,6 +1,6 @@
 /* The reduction loops, in plain C. kernels.c includes this file once for each instruction set, and defines before:
  * SR_ISA (the suffix of the names), SR_TARGET (a function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block
- * stores). Optional are SR_ONE_SHAPE, SR_HALF and SR_IS_HALF; kernels.c explains them.
+ * stores). Optional are SR_HALF and SR_IS_HALF; kernels.c explains them.
  *
  * A block is one vector register of output. A run proceeds block by block: load, widen and fold the items of all
  * sources, narrow them, and write the block to every destination by an ordinary or a streaming store. Nothing goes
@@ -18,9 +18,6 @@
 #endif
 #ifndef SR_IS_HALF
 #define SR_IS_HALF 0
-#endif
-#ifndef SR_ONE_SHAPE
-#define SR_ONE_SHAPE 0
 #endif
 #ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
@@ -100,11 +97,11 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_it
 }
 
 /* Fold the remaining items, fewer than a block (fewer than two, if SR_IS_HALF), in at most one block, one of a half,
- * of a quarter, and so on: a dozen items take a few nanoseconds. For widened items and logical ops that would be much
- * code for little gain: they go by eights and ones. */
+ * of a quarter, and so on: a dozen items take a few nanoseconds. For widened items that would be much code for little
+ * gain: they go by eights and ones. */
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
-    if (SR_ONE_SHAPE || item.is_loaded || item.acc_nbytes > item.nbytes) {
+    if (item.acc_nbytes > item.nbytes) {
         for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
         for (; i < w.count; i++) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
         return;
@@ -127,14 +124,13 @@ SR_INLINE size_t SR_OF_ISA(sr_shape)(struct sr_work w, const struct sr_item item
 }
 
 /* The most frequent shapes: two sources, one or two destinations. For widened items one loop serves all of them, since
- * the arithmetic hides the tests. The logical ops are rare, and have one loop as well. */
+ * the arithmetic hides the tests. */
 SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct sr_item item) {
     const char *const src[2] = {w.src[0], w.src[1]};
     char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
     struct sr_work two = w;
     two.src = src, two.dst = dst, two.to = NULL;
-    if (item.is_loaded || item.acc_nbytes > item.nbytes)
-        return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
+    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
     if (!SR_HAS_HALF && w.stream == 0 && w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
     if (!SR_HAS_HALF && w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 1);
     if (w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 1, 0);
@@ -145,7 +141,7 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
 /* Fold any number of sources, a few of them in registers. Accumulators that are items count as one more source. */
 SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
     const int given = w.nsrc + (w.from != NULL);
-    if (SR_ONE_SHAPE || item.is_loaded || given == 1 || given > SR_FUSED_SOURCES)
+    if (item.is_loaded || given == 1 || given > SR_FUSED_SOURCES)
         return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
     const char *src[SR_FUSED_SOURCES] = {NULL};
     int nsrc = 0;
@@ -216,8 +212,7 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                    \
         size_t done = 0;                                                                                     \
         if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
-            const int is_fused = !SR_ONE_SHAPE && w->from == NULL && w->to == NULL;                          \
-            const int is_pair = is_fused && w->nsrc == 2 && w->ndst <= 2;                                    \
+            const int is_pair = w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;            \
             if (is_pair && w->stream == 0 && sizeof(A) == sizeof(T))                                         \
                 done = SR_HALF(tag##_two_sources)(w);                                                        \
             else if (is_pair)                                                                                \
@@ -522,6 +517,5 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
 #undef SR_HALF
 #undef SR_HAS_HALF
 #undef SR_IS_HALF
-#undef SR_ONE_SHAPE
 #undef SR_ITEM_REMAINDER
 #undef SR_F16C
