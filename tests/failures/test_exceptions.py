@@ -16,7 +16,6 @@ from snapshots import until_given_up
 
 import shmring
 from shmring._arrays import allocator, shapes
-from shmring._comm import objects
 from shmring._diagnostics import failures
 from shmring.methods import compression, sparse, stepwise
 from tests.collectives.test_errors import assert_all
@@ -120,25 +119,54 @@ class Numpy:
         return self._function if name == self._name else getattr(np, name)
 
 
+class Breaking:
+    """Pickling it, or unpickling it, raises in a process where `broken_step` has the name of that step."""
+
+    broken_step = None
+    error = KeyboardInterrupt
+
+    def __init__(self, nbytes):
+        self.content = bytes(nbytes)
+
+    def __reduce__(self):
+        Breaking.pass_or_raise("pickle")
+        return Breaking.rebuilt, (len(self.content), self.content)
+
+    @staticmethod
+    def rebuilt(nbytes, content):
+        Breaking.pass_or_raise("unpickle")
+        return Breaking(nbytes)
+
+    @staticmethod
+    def pass_or_raise(step):
+        if step == Breaking.broken_step:
+            Breaking.broken_step = None
+            raise Breaking.error
+
+
 def break_a_call(comm, where, error):
     """Rank 1 raises between two steps of a call that rank 0 makes as well."""
-    places = {"object": (objects, "np"), "unpickle": (objects, "unpack"), "empty": (allocator, "_Block")}
-    if comm.rank == 1:
-        module, name = places[where]
-        real = getattr(module, name)
-        setattr(module, name, Numpy("empty", broken(error)) if name == "np" else broken(error))
-    call = (lambda: comm.empty(LONG)) if where == "empty" else (lambda: comm.broadcast_object([comm.rank]))
+    calls = {
+        "empty": lambda: comm.empty(LONG),
+        "small object": lambda: comm.broadcast_object(Breaking(5)),
+        "object": lambda: comm.broadcast_object(Breaking(LONG)),
+    }
+    real = allocator._Block
     if comm.rank == 0:
-        call()
+        calls[where]()
     else:
+        if where == "empty":
+            allocator._Block = broken(error)
+        else:
+            Breaking.broken_step, Breaking.error = "unpickle", error
         with pytest.raises(error):
-            call()
-        setattr(module, name, real)
+            calls[where]()
+        allocator._Block = real
     comm.barrier()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ZeroDivisionError])
-@pytest.mark.parametrize("where", ["object", "unpickle", "empty"])
+@pytest.mark.parametrize("where", ["object", "small object", "empty"])
 def test_an_exception_between_two_steps_ends_the_communicator(world_of, where, error):
     errors = assert_all(world_of(2).outcomes(break_a_call, where, error), shmring.Aborted)
     assert all(error.rank == 1 for error in errors)
@@ -147,13 +175,11 @@ def test_an_exception_between_two_steps_ends_the_communicator(world_of, where, e
 
 def break_before(comm):
     """Nothing has happened before the first step."""
-    real = objects.pack
     if comm.rank == 1:
-        objects.pack = broken(KeyboardInterrupt)
+        Breaking.broken_step, Breaking.error = "pickle", KeyboardInterrupt
         with pytest.raises(KeyboardInterrupt):
-            comm.all_gather_object(comm.rank)
-        objects.pack = real
-    return comm.all_gather_object(comm.rank)
+            comm.all_gather_object(Breaking(comm.rank))
+    return [len(each.content) for each in comm.all_gather_object(Breaking(comm.rank))]
 
 
 def test_an_exception_before_the_first_step_is_as_if_there_was_no_call(world_of):

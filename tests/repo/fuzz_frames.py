@@ -43,7 +43,7 @@ def parse(data):
 
 def check(value):
     """Check that an accepted value is usable: it can be proven and packed again, and its size is allowed."""
-    if isinstance(value, Hello) and len(value.node.encode()) <= handshake.IDENTITY_NBYTES:
+    if isinstance(value, Hello) and len(value.identity.encode()) <= handshake.IDENTITY_NBYTES:
         handshake.prove(bytes(32), "id", b"connect", value, 2, bytes(32))
         assert Hello.unpack(value.pack()) == value
     if isinstance(value, host_map.Endpoint):
