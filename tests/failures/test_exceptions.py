@@ -109,16 +109,6 @@ def broken(error):
     return raise_it
 
 
-class Numpy:
-    """NumPy, but for one of its functions."""
-
-    def __init__(self, name, function):
-        self._name, self._function = name, function
-
-    def __getattr__(self, name):
-        return self._function if name == self._name else getattr(np, name)
-
-
 class Breaking:
     """Pickling it, or unpickling it, raises in a process where `broken_step` has the name of that step."""
 
