@@ -146,7 +146,7 @@ class BuildExtensions(build_ext):
             raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
         check_compiler()
         self.run_command("build_clib")
-        gc.set_threshold(200_000, 50, 100)  # by default, Cython spends a quarter of its time in collections
+        gc.set_threshold(200_000, 50, 100)  # Cython makes many objects and few cycles
         # Into build/, so that no generated C is beside the sources or in the sdist.
         translated = cythonize(self.extensions, build_dir="build/cython", compiler_directives=DIRECTIVES)
         sources = {extension.name: extension.sources for extension in translated}

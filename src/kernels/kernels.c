@@ -240,7 +240,6 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #define SR_STREAM(dst, block) _mm_stream_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
 #include "loop.h"
 
-#define SR_IS_HALF 1 /* of avx512 */
 #define SR_ISA avx2
 #define SR_TARGET __attribute__((target("avx2,f16c")))
 #define SR_VECTOR_NBYTES 32
@@ -259,9 +258,8 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
  * has no instruction for that. */
 #define SR_UNFUSED(function) function##_avx2
 /* Copies, and folds of two sources, with ordinary stores: on Zen 4, half lines are up to 12 % faster from L3 and memory
- * than whole lines, and equally fast from L1 and L2 (bench/engine/bench_kernels.py --isa avx512,avx2). What remains
- * after the whole blocks has half blocks, too. */
-#define SR_HALF(function) function##_avx2
+ * than whole lines, and equally fast from L1 and L2 (bench/engine/bench_kernels.py --isa avx512,avx2). */
+#define SR_ORDINARY(function) function##_avx2
 #include "loop.h"
 
 /* Return whether the CPU has the instructions (CPUID) and the operating system saves their registers (XCR0). */

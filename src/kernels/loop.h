@@ -1,6 +1,6 @@
 /* The reduction loops, in plain C. kernels.c includes this file once for each instruction set, and defines before:
  * SR_ISA (the suffix of the names), SR_TARGET (a function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block
- * stores). Optional are SR_HALF and SR_IS_HALF; kernels.c explains them.
+ * stores).
  *
  * A block is one vector register of output. A run proceeds block by block: load, widen and fold the items of all
  * sources, narrow them, and write the block to every destination by an ordinary or a streaming store. Nothing goes
@@ -10,14 +10,8 @@
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
 #define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
-#ifdef SR_HALF
-#define SR_HAS_HALF 1
-#else
-#define SR_HAS_HALF 0
-#define SR_HALF SR_OF_ISA
-#endif
-#ifndef SR_IS_HALF
-#define SR_IS_HALF 0
+#ifndef SR_ORDINARY
+#define SR_ORDINARY SR_OF_ISA
 #endif
 #ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
@@ -96,9 +90,8 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_it
     return i;
 }
 
-/* Fold the remaining items, fewer than a block (fewer than two, if SR_IS_HALF), in at most one block, one of a half,
- * of a quarter, and so on: a dozen items take a few nanoseconds. For widened items that would be much code for little
- * gain: they go by eights and ones. */
+/* Fold the remaining items, fewer than a block, in at most one block of a half, of a quarter, and so on: a dozen items
+ * take a few nanoseconds. For widened items that would be much code for little gain: they go by eights and ones. */
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
     if (item.acc_nbytes > item.nbytes) {
@@ -107,7 +100,6 @@ SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_i
         return;
     }
     const size_t left = w.count - i;
-    if (SR_IS_HALF && left & step) SR_OF_ISA(sr_block)(w, item, i, step, 0), i += step;
     if (step > 32 && left & 32) SR_OF_ISA(sr_block)(w, item, i, 32, 0), i += 32;
     if (step > 16 && left & 16) SR_OF_ISA(sr_block)(w, item, i, 16, 0), i += 16;
     if (step > 8 && left & 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0), i += 8;
@@ -131,17 +123,16 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     struct sr_work two = w;
     two.src = src, two.dst = dst, two.to = NULL;
     if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
-    if (!SR_HAS_HALF && w.stream == 0 && w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
-    if (!SR_HAS_HALF && w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 1);
+    if (w.ndst == 1 && w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
     if (w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 1, 0);
+    if (w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 1);
     if (w.stream == 3) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 3, 0);
     return SR_OF_ISA(sr_shape)(two, item, 2, 2, w.stream, 0);
 }
 
 /* Fold any number of sources, a few of them in registers. Accumulators that are items count as one more source. */
 SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
-    const int given = w.nsrc + (w.from != NULL);
-    if (item.is_loaded || given == 1 || given > SR_FUSED_SOURCES)
+    if (item.is_loaded || w.nsrc + (w.from != NULL) > SR_FUSED_SOURCES)
         return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
     const char *src[SR_FUSED_SOURCES] = {NULL};
     int nsrc = 0;
@@ -150,6 +141,7 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     struct sr_work few = w;
     few.src = src, few.src_offset = 0;
     switch (nsrc) {
+    case 1: return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
     case 2: return SR_OF_ISA(sr_shape)(few, item, 2, w.ndst, w.stream, 0);
     case 3: return SR_OF_ISA(sr_shape)(few, item, 3, w.ndst, w.stream, 0);
     case 4: return SR_OF_ISA(sr_shape)(few, item, 4, w.ndst, w.stream, 0);
@@ -192,15 +184,6 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     ((struct sr_item){sizeof(T), sizeof(A), IS_LOADED, SR_OF_ISA(tag##_load), SR_OF_ISA(tag##_load_two),     \
                       SR_OF_ISA(tag##_add), STORE})
 
-#if SR_HAS_HALF
-#define SR_ITEM_REMAINDER(tag, item)
-#else
-#define SR_ITEM_REMAINDER(tag, item)                                                                         \
-    SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                           \
-        SR_OF_ISA(sr_remainder)(*w, item, done);                                                             \
-    }
-#endif
-
 #define SR_ITEM_FOLD(tag, T, A, IS_LOADED, STORE)                                                            \
     SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                    \
         return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
@@ -208,19 +191,21 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     SR_RUN size_t SR_OF_ISA(tag##_any_sources)(const struct sr_work *w) {                                    \
         return SR_OF_ISA(sr_any_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
     }                                                                                                        \
-    SR_ITEM_REMAINDER(tag, SR_ITEM(tag, T, A, IS_LOADED, STORE))                                             \
+    SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                           \
+        SR_OF_ISA(sr_remainder)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), done);                             \
+    }                                                                                                        \
     SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                    \
         size_t done = 0;                                                                                     \
         if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
             const int is_pair = w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;            \
             if (is_pair && w->stream == 0 && sizeof(A) == sizeof(T))                                         \
-                done = SR_HALF(tag##_two_sources)(w);                                                        \
+                done = SR_ORDINARY(tag##_two_sources)(w);                                               \
             else if (is_pair)                                                                                \
                 done = SR_OF_ISA(tag##_two_sources)(w);                                                      \
             else                                                                                             \
                 done = SR_OF_ISA(tag##_any_sources)(w);                                                      \
         }                                                                                                    \
-        if (done < w->count) SR_HALF(tag##_remainder)(w, done);                                              \
+        if (done < w->count) SR_OF_ISA(tag##_remainder)(w, done);                                            \
     }                                                                                                        \
     static void SR_OF_ISA(tag)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
                                size_t count, uint32_t divisor) {                                             \
@@ -514,8 +499,5 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
 #undef SR_PUT
 #undef SR_STREAM
 #undef SR_UNFUSED
-#undef SR_HALF
-#undef SR_HAS_HALF
-#undef SR_IS_HALF
-#undef SR_ITEM_REMAINDER
+#undef SR_ORDINARY
 #undef SR_F16C
