@@ -6,10 +6,10 @@ import os
 
 from .._bootstrap.environment import ended_ranks_check
 from .._bootstrap.framed_socket import Check
-from .._bootstrap.join import World, join, world_from_environment
+from .._bootstrap.join import Joined, World, join, world_from_environment
 from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
-from .._lifecycle.startup import begin_joined
+from .._lifecycle.startup import join_and_begin
 from .._system.limits import explain
 from ..errors import Error
 from .comm import Comm
@@ -74,18 +74,16 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
-    joined = parts = None
+    def join_world() -> Joined:
+        return join(world, rank, timeout_s=timeout_s, check=check)
+
+    parts = None
     try:
-        joined = join(world, rank, timeout_s=timeout_s, check=check)
-        parts = begin_joined(joined, settings, timeout_s, key=world.key)
+        parts = join_and_begin(join_world, settings, timeout_s, key=world.key)
         comm = Comm(*parts)
     except BaseException:
-        try:
-            if parts is not None:
-                parts.abandon()
-        finally:
-            if joined is not None:
-                joined.close()
+        if parts is not None:
+            parts.abandon()
         raise
     if settings.trace is not None:
         _trace(comm, settings.trace)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .._bootstrap.join import join
+from .._bootstrap.join import Joined, join
 from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, Mismatch, RankFailed
-from .startup import CommParts, begin, begin_joined
+from .startup import CommParts, begin, join_and_begin
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import LocalSockets
@@ -116,28 +116,28 @@ def form_across(
             if isinstance(answers[rank], str):
                 raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
         world = internode.world(len(ranks), answers[ranks[0]])
-        joined = parts = None
+
+        def join_group() -> Joined:
+            return join(
+                world,
+                ranks.index(comm.rank),
+                timeout_s=deadline.timeout_s(),
+                node=settings.node,
+                check=engine.poll,
+                listener=listener,
+                is_invited=True,
+            )
+
+        parts = None
         try:
             with _a_death_is_the_parents(engine):
-                joined = join(
-                    world,
-                    ranks.index(comm.rank),
-                    timeout_s=deadline.timeout_s(),
-                    node=settings.node,
-                    check=engine.poll,
-                    listener=listener,
-                    is_invited=True,
-                )
-                start_s = deadline.timeout_s()
-                parts = begin_joined(
-                    joined, settings, engine.timeout_s, key=world.key, start_s=start_s, parent=engine
+                parts = join_and_begin(
+                    join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
                 )
                 return parts, tuple(ranks)
         except BaseException:
             if parts is not None:
                 parts.abandon()
-            if joined is not None:
-                joined.close()  # the others wait for this rank on its connections
             raise
 
 

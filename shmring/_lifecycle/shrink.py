@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._bootstrap.join import join
+from .._bootstrap.join import Joined, join
 from .._bootstrap.world import World
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, Timeout
 from .membership import Agreement, View, left_behind
-from .startup import CommParts, begin_joined
+from .startup import CommParts, join_and_begin
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import LocalSockets
@@ -115,10 +115,10 @@ class _Meetings:
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
         deadline = Deadline(self._timeout_s)
-        joined = None
-        try:
+
+        def join_members() -> Joined:
             with listener or contextlib.nullcontext():
-                joined = join(
+                return join(
                     World(world_id, key, len(members), address or None),
                     members.index(self._ranks.rank),
                     timeout_s=self._timeout_s,
@@ -126,12 +126,10 @@ class _Meetings:
                     check=check,
                     listener=listener,
                 )
-            start_s = deadline.timeout_s()
-            return begin_joined(joined, failed.settings, failed.engine.timeout_s, key=key, start_s=start_s)
-        except BaseException:
-            if joined is not None:
-                joined.close()  # the others wait for this rank on its connections
-            raise
+
+        return join_and_begin(
+            join_members, failed.settings, failed.engine.timeout_s, key=key, deadline=deadline
+        )
 
     def close(self) -> None:
         if self._listener is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .._bootstrap.fd_passing import LocalSockets
@@ -53,23 +54,28 @@ class CommParts(NamedTuple):
                 self.internode.close(0.0)
 
 
-def begin_joined(
-    joined: Joined,
+def join_and_begin(
+    join_world: Callable[[], Joined],
     settings: Settings,
     timeout_s: float,
     *,
     key: bytes,
-    start_s: float | None = None,
+    deadline: Deadline | None = None,
     parent: Engine | None = None,
 ) -> CommParts:
-    """Run `begin` on every host of a joined world. Either every rank gets an engine, or every rank raises.
+    """Join a world, and run `begin` on each of its hosts. Every rank gets an engine, or every rank raises.
 
-    After an error its connections are closed.
+    deadline: limit of `begin`, by default `timeout_s`. After an error at any point the connections are
+    closed, since other ranks wait for this rank on them.
     """
+    joined = None
     try:
+        joined = join_world()
+        start_s = deadline.timeout_s() if deadline is not None else None
         return _begin_joined(joined, settings, timeout_s, key=key, start_s=start_s, parent=parent)
     except BaseException:
-        joined.close()
+        if joined is not None:
+            joined.close()
         raise
 
 
@@ -85,7 +91,7 @@ def _begin_joined(
     if joined.coordinator is None:
         return begin(joined.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
     deadline = Deadline(timeout_s if start_s is None else start_s)
-    parts = None
+    parts = internode = None
     try:
         with joined.coordinator.together():
             parts = _begin_on_host(joined, settings, timeout_s, start_s=start_s, parent=parent)
@@ -102,6 +108,8 @@ def _begin_joined(
     except BaseException:
         if parts is not None:
             parts.abandon()
+        if internode is not None:
+            internode.close(0.0)  # also if there was no memory to add it to the parts
         raise
 
 

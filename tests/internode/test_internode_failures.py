@@ -185,13 +185,13 @@ def test_a_rank_that_dies_while_groups_form_fails_them(tmp_path, layout, victim,
 def die_once_met(comm, victim):
     """Kill a rank so that the group sees the death first, as if the connections of its parent were slower."""
 
-    def leave(meeting, *args, **kwargs):
-        meeting.close()
+    def leave(join_world, *args, **kwargs):
+        join_world().close()
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
 
     if comm.rank == victim:
-        groups.begin_joined = leave
+        groups.join_and_begin = leave
     with comm.split(comm.rank % 2):
         comm.barrier()  # of all, as those do that are in the other group
 
