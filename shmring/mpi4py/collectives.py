@@ -9,13 +9,9 @@ import numpy as np
 
 from .forms import add_forms
 from .memory import IN_PLACE
-from .messages import Call, simple, typed_pieces, vector
+from .messages import Call, Kind, simple, typed_pieces, vector
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
-
-# As the engine numbers the collectives.
-_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER, _SCAN, _EXSCAN, _BROADCAST, _SCATTER, _GATHER, _ALL_GATHER = range(9)
-_ALL_TO_ALL, _BARRIER = 9, 10
 
 
 def _is_in_place(spec: Any) -> bool:
@@ -64,39 +60,39 @@ class Collectives(PointToPoint):
 
     def _prepare_Barrier(self) -> Any:
         """Block until all ranks have called this."""
-        return self._collective(_BARRIER, None, None)
+        return self._collective(Kind.barrier, None, None)
 
     def _prepare_Bcast(self, buf: Any, root: int = 0) -> Any:
         """Copy the root's message to all ranks."""
-        return self._collective(_BROADCAST, None, buf, None, root)
+        return self._collective(Kind.broadcast, None, buf, None, root)
 
     def _prepare_Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Collect the messages of all ranks on the root."""
-        return self._collective(_GATHER, sendbuf, recvbuf, None, root)
+        return self._collective(Kind.gather, sendbuf, recvbuf, None, root)
 
     def _prepare_Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Give each rank its part of the root's message."""
-        return self._collective(_SCATTER, sendbuf, recvbuf, None, root)
+        return self._collective(Kind.scatter, sendbuf, recvbuf, None, root)
 
     def _prepare_Allgather(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Collect the messages of all ranks on each rank."""
-        return self._collective(_ALL_GATHER, sendbuf, recvbuf)
+        return self._collective(Kind.all_gather, sendbuf, recvbuf)
 
     def _prepare_Alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j."""
-        return self._collective(_ALL_TO_ALL, sendbuf, recvbuf)
+        return self._collective(Kind.all_to_all, sendbuf, recvbuf)
 
     def _prepare_Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Any:
         """Combine the messages of all ranks; the root gets the result."""
-        return self._collective(_REDUCE, sendbuf, recvbuf, op, root)
+        return self._collective(Kind.reduce, sendbuf, recvbuf, op, root)
 
     def _prepare_Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         """Combine the messages of all ranks; every rank gets the result."""
-        return self._collective(_ALL_REDUCE, sendbuf, recvbuf, op)
+        return self._collective(Kind.all_reduce, sendbuf, recvbuf, op)
 
     def _prepare_Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         """Combine the messages of all ranks; each rank gets its part of the result, all of one length."""
-        return self._collective(_REDUCE_SCATTER, sendbuf, recvbuf, op)
+        return self._collective(Kind.reduce_scatter, sendbuf, recvbuf, op)
 
     def _prepare_Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
@@ -115,7 +111,7 @@ class Collectives(PointToPoint):
             raise ValueError(f"{given.count} items are combined into {counts}, {taken.count} of them here")
         items = given.items.reshape(-1)
         result = np.empty_like(items)
-        call = self._collective(_ALL_REDUCE, items, result, op)
+        call = self._collective(Kind.all_reduce, items, result, op)
         first = sum(counts[: self._ref.rank])
         return Part(call, result[first : first + own], taken.items.reshape(-1)[:own])
 

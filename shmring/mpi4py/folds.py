@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .messages import Call, Data, handle
+from .messages import Call, Data, Kind, handle
 from .types import Datatype
-
-ALL_REDUCE, REDUCE, REDUCE_SCATTER, SCAN, EXSCAN = range(5)  # as the engine numbers them
 
 
 class FoldCall(Call):
@@ -37,9 +35,9 @@ class FoldCall(Call):
 
     def _gather(self, async_op: bool) -> Any:
         comm, x = self.context.comm, self.given.bytes
-        gets_result = self.kind != REDUCE or self.context.rank == self.root
+        gets_result = self.kind != Kind.reduce or self.context.rank == self.root
         self.gathered = np.empty(self.context.size * x.nbytes, np.uint8) if gets_result else None
-        if self.kind == REDUCE:
+        if self.kind == Kind.reduce:
             return comm.gather(x, self.root, out=self.gathered, async_op=async_op)
         return comm.all_gather(x, out=self.gathered, async_op=async_op)
 
@@ -48,7 +46,7 @@ class FoldCall(Call):
         if self.gathered is None or self.taken is None:
             return
         arrays = self.gathered.view(self.given.type.dtype).reshape(self.context.size, -1)
-        first, last = {SCAN: (0, self.context.rank + 1), EXSCAN: (0, self.context.rank)}.get(
+        first, last = {Kind.scan: (0, self.context.rank + 1), Kind.exscan: (0, self.context.rank)}.get(
             self.kind, (0, self.context.size)
         )
         if first == last:
@@ -57,6 +55,6 @@ class FoldCall(Call):
         for higher in arrays[first + 1 : last]:
             self.op.fold(result, higher, self.datatype)
             result = higher
-        if self.kind == REDUCE_SCATTER:
+        if self.kind == Kind.reduce_scatter:
             result = result.reshape(self.blocks, -1)[self.context.rank]
         self.taken.items.reshape(-1)[: result.size] = result

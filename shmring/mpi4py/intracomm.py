@@ -13,11 +13,10 @@ from .constants import INTEGERS
 from .forms import add_forms
 from .groups import Group
 from .info import INFO_NULL, Info
-from .messages import handle
+from .messages import Kind, handle
 from .ops import SUM, Op
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
-_SCAN, _EXSCAN = 3, 4  # as the engine numbers the collectives
 
 
 class Cartesian:
@@ -120,11 +119,11 @@ class Intracomm(Comm):
 
     def _prepare_Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         """Combine the messages of rank 0 to this rank."""
-        return self._collective(_SCAN, sendbuf, recvbuf, op)
+        return self._collective(Kind.scan, sendbuf, recvbuf, op)
 
     def _prepare_Exscan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         """Combine the messages of the ranks below this one; rank 0 gets nothing."""
-        return self._collective(_EXSCAN, sendbuf, recvbuf, op)
+        return self._collective(Kind.exscan, sendbuf, recvbuf, op)
 
     def scan(self, sendobj: Any, op: Any = SUM) -> Any:
         """Combine the objects of rank 0 to this rank."""

@@ -5,6 +5,21 @@ from typing import Any
 from .memory import BOTTOM as BOTTOM
 from .memory import IN_PLACE as IN_PLACE
 
+class Kind:
+    """The numbers of the collectives, as the engine has them."""
+
+    all_reduce: int
+    reduce: int
+    reduce_scatter: int
+    scan: int
+    exscan: int
+    barrier: int
+    broadcast: int
+    scatter: int
+    gather: int
+    all_gather: int
+    all_to_all: int
+
 class Handle:
     """A reference to an object of MPI. Copies of a handle are equal, and refer to the same object."""
 
@@ -118,22 +133,23 @@ class Collective(Call):
     def perform(self) -> Any: ...
     def begin(self) -> Any: ...
 
-class Sending(Call):
-    """A message to a rank."""
+class Directed(Call):
+    """A message between this rank and another one."""
 
     x: Any
-    way: Any
     peer: Any
     tag: Any
+
+class Sending(Directed):
+    """A message to a rank."""
+
+    way: Any
     def perform(self) -> Any: ...
     def begin(self) -> Any: ...
 
-class Receiving(Call):
+class Receiving(Directed):
     """A message from a rank."""
 
-    x: Any
-    peer: Any
-    tag: Any
     def perform(self) -> Any: ...
     def begin(self) -> Any: ...
 

@@ -18,7 +18,7 @@ cimport numpy as cnp
 from .._comm.comm cimport Comm as Engine
 from .._comm.point_to_point cimport Status as Received
 from .._core.group cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCATTER,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
 )
 from .memory cimport buffer
 
@@ -59,6 +59,15 @@ def register(by_code, by_number, byte, op, request, prequest, pickler):
     for number, datatype in by_number.items():
         types_by_number[number] = datatype
     byte_type, default_op, request_type, prequest_type, pickle = byte, op, request, prequest, pickler
+
+
+class Kind:
+    """The numbers of the collectives, as the engine has them."""
+
+    all_reduce, reduce, reduce_scatter = <int> ALL_REDUCE, <int> REDUCE, <int> REDUCE_SCATTER
+    scan, exscan, barrier = <int> SCAN, <int> EXSCAN, <int> BARRIER
+    broadcast, scatter, gather = <int> BROADCAST, <int> SCATTER, <int> GATHER
+    all_gather, all_to_all = <int> ALL_GATHER, <int> ALL_TO_ALL
 
 
 # ---- handles -----------------------------------------------------------------------------------------------------
@@ -662,11 +671,17 @@ cdef class Collective(Call):
         return self.context.opened().run(self.kind, self.x, self.op, self.root, self.out, None, None, True, None)
 
 
-cdef class Sending(Call):
+cdef class Directed(Call):
+    """A message between this rank and another one."""
+
+    cdef public object x
+    cdef readonly int peer, tag
+
+
+cdef class Sending(Directed):
     """A message to a rank."""
 
-    cdef public object x, way     # way: None, or the name of another method of the communicator
-    cdef readonly int peer, tag
+    cdef public object way     # None, or the name of another method of the communicator
 
     cpdef object perform(self):
         self.context.opened().send(self.x, self.peer, self.tag)
@@ -675,11 +690,8 @@ cdef class Sending(Call):
         return self.context.opened().isend(self.x, self.peer, self.tag)
 
 
-cdef class Receiving(Call):
+cdef class Receiving(Directed):
     """A message from a rank."""
-
-    cdef readonly object x
-    cdef readonly int peer, tag
 
     cpdef object perform(self):
         return self.context.opened().recv(self.x, self.peer, self.tag)
@@ -695,22 +707,21 @@ cdef Call nothing(Context context):
     return call
 
 
-cdef Call sending(Context context, object x, object dest, object tag):
-    cdef Sending call = Sending.__new__(Sending)
-    cdef int peer = context.peer(dest, tag, True)
+# Fill in the call, or return one that does nothing, for PROC_NULL.
+cdef Call directed(Directed call, Context context, object x, object rank, object tag, bint is_send):
+    cdef int peer = context.peer(rank, tag, is_send)
     if peer == -2:
         return nothing(context)
     call.context, call.x, call.peer, call.tag = context, x, peer, tag
     return call
+
+
+cdef Call sending(Context context, object x, object dest, object tag):
+    return directed(Sending.__new__(Sending), context, x, dest, tag, True)
 
 
 cdef Call receiving(Context context, object x, object source, object tag):
-    cdef Receiving call = Receiving.__new__(Receiving)
-    cdef int peer = context.peer(source, tag, False)
-    if peer == -2:
-        return nothing(context)
-    call.context, call.x, call.peer, call.tag = context, x, peer, tag
-    return call
+    return directed(Receiving.__new__(Receiving), context, x, source, tag, False)
 
 
 cdef Call collective(Context context, int kind, object send, object recv, object op=None, object root=0):

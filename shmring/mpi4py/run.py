@@ -78,7 +78,7 @@ def _take_options(arguments: list[str]) -> list[str]:
     while arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-"):
         option, *arguments = arguments
         name, _, value = option.lstrip("-").partition("=")
-        if name in ("rc",):
+        if name == "rc":
             if not value and not arguments:
                 _complain(f"{option} needs an argument")
             _set_rc(value or arguments.pop(0))
