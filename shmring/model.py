@@ -133,7 +133,7 @@ def ring(nbytes: float, ranks: int) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def direct(nbytes: float, ranks: int) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def tree(nbytes: float, ranks: int) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -291,7 +291,7 @@ def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -322,7 +322,7 @@ def master(nbytes: float, ranks: int) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -356,7 +356,7 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
     Returns
     -------
     Cost
-        Of a push and a pull.
+        The cost of a push and a pull.
 
     Raises
     ------
@@ -439,7 +439,7 @@ def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
     Returns
     -------
     Cost
-        Of an all-reduce.
+        The cost of an all-reduce.
 
     Raises
     ------
@@ -755,7 +755,7 @@ def message(nbytes: float) -> Cost:
     Returns
     -------
     Cost
-        Of one step.
+        The cost of one step.
 
     Examples
     --------

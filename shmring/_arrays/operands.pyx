@@ -35,7 +35,7 @@ cdef class Memory:
     Parameters
     ----------
     address : int
-        Of its first element, in this process.
+        The address of the first element, in this process.
     count : int
         Number of elements.
     dtype : str

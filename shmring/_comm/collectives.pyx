@@ -100,8 +100,8 @@ cdef class Collectives:
         Parameters
         ----------
         x : array or number
-            Of the same dtype and number of elements on every rank. It is overwritten unless `out` is given. Arrays that
-            come from `empty`, `zeros`, `full`, `copy_of` or `adopt` on all ranks are reduced without a copy.
+            Its dtype and number of elements are the same on every rank. It is overwritten unless `out` is given. Arrays
+            that come from `empty`, `zeros`, `full`, `copy_of` or `adopt` on all ranks are reduced without a copy.
         op : str or Op
             The operation.
         out : array, optional
@@ -929,8 +929,8 @@ cdef class Plan:
         Returns
         -------
         array, None or Work
-            What the method returns. A `Work` if the plan was made with async_op=True. A new array that the method would
-            return is the same one in each call.
+            The result, as of the method. A `Work` if the plan was made with async_op=True. A new array that the method
+            would return is the same one in each call.
 
         Raises
         ------

@@ -175,12 +175,12 @@ cdef class Comm(Messages):
         Returns
         -------
         object
-            What the function returns.
+            The result of the function.
 
         Raises
         ------
         BaseException
-            What the function raises.
+            Any exception of the function.
 
         Examples
         --------
@@ -453,7 +453,7 @@ cdef class Comm(Messages):
         Returns
         -------
         numpy.ndarray
-            Of the shape and dtype of `a`, in C order.
+            It has the shape and dtype of `a`, and is in C order.
 
         Raises
         ------
@@ -791,7 +791,7 @@ cdef class Comm(Messages):
         Parameters
         ----------
         path : path
-            Of a JSON file in Chrome's trace event format; open it at ui.perfetto.dev. `Trace.stop`, or the end of the
+            A JSON file in Chrome's trace event format; open it at ui.perfetto.dev. `Trace.stop`, or the end of the
             communicator, adds this rank's track to it. A file that another world wrote there is replaced. Ranks of
             another host write to a file of that host, such as t.node1.json. The last 65,536 slices of a rank are kept.
 

@@ -80,7 +80,7 @@ def broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int 
     Parameters
     ----------
     variables : iterable of variable
-        Of the same shapes and dtypes on all ranks.
+        Their shapes and dtypes are the same on all ranks.
     comm : Comm
         The communicator.
     root : int

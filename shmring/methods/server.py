@@ -50,8 +50,8 @@ class ParameterServer:
     comm : Comm
         The communicator.
     params : numpy.ndarray
-        Of the same shape and dtype (float32 or float64, in C order) on every rank. The parameters begin with
-        rank 0's values.
+        Its shape and dtype (float32 or float64, in C order) are the same on every rank. The parameters begin
+        with rank 0's values.
     rule : Rule
         The update: `SGD`, `Adam` or an object with their methods.
     servers : int or list of int
@@ -150,7 +150,7 @@ class ParameterServer:
         Parameters
         ----------
         gradient : numpy.ndarray
-            Of params' shape and dtype.
+            An array of params' shape and dtype.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class ParameterServer:
         Parameters
         ----------
         out : numpy.ndarray
-            Of params' shape and dtype.
+            An array of params' shape and dtype.
 
         Raises
         ------

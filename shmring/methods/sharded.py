@@ -146,8 +146,8 @@ class ShardedOptimizer:
         Parameters
         ----------
         gradient : numpy.ndarray
-            Of the parameter's shape and dtype. It is copied and may be reused at once, except in stage 1 if
-            it is an item of `gradients`, a view of the array that is reduced.
+            It has the parameter's shape and dtype. It is copied and may be reused at once, except in stage 1
+            if it is an item of `gradients`, a view of the array that is reduced.
 
         Raises
         ------

@@ -159,9 +159,10 @@ def all_reduce_pairs(
     comm : Comm
         The communicator.
     indices : numpy.ndarray
-        Of shape (k,), integers from 0 to length - 1, in any order, repeats allowed. k may differ by rank.
+        Its shape is (k,), where k may differ by rank. It holds integers from 0 to length - 1, in any order,
+        repeats allowed.
     values : numpy.ndarray
-        Of shape (k, *row), with the same dtype and row on all ranks.
+        Its shape is (k, *row). The dtype and the row are the same on all ranks.
     length : int
         Length of the arrays.
     dense_above : float
