@@ -158,7 +158,7 @@ class BuildExtensions(build_ext):
 setup(
     libraries=[library("kernels/kernels"), library("channel"), library("conn")],
     ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
-    # An editable installation gets this file as well, which it would not from a package.
+    # A file of a package would not be where Python looks for it. An editable installation lacks it.
     data_files=[(beside_packages(), ["shmring_mpi4py.pth"])],
     long_description=long_description(),
     long_description_content_type="text/markdown",

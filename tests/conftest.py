@@ -21,9 +21,8 @@ from leftovers import command_of, descendants, left_running, names_in_shm, our_d
 
 DEFAULT_LIMIT_S = 60
 PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))  # multiplies LIMIT_S, for slow builds: under a sanitizer
-UNTIL = float(
-    os.environ.get("TEST_UNTIL", "inf")
-)  # the time, in seconds since 1970, after which no test begins
+# The time, in seconds since 1970, after which no test begins.
+UNTIL = float(os.environ.get("TEST_UNTIL", "inf"))
 TICK_S = 0.5
 PR_SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).resolve().parents[1]

@@ -69,11 +69,9 @@ def _gather(request: JoinRequest) -> Found:
     try:
         with contextlib.closing(_TcpGathering(request, listener)) as gathering:
             coordinator = Coordinator(0, request.world.nprocs, gathering.gather())
-            place = host_map.place_of(0, [row.host for row in gathering.rows])
-            endpoints, machines = (
-                [row.endpoint for row in gathering.rows],
-                [row.machine for row in gathering.rows],
-            )
+            rows = gathering.rows
+            place = host_map.place_of(0, [row.host for row in rows])
+            endpoints, machines = [row.endpoint for row in rows], [row.machine for row in rows]
             return Found(coordinator, place, endpoints, gathering.nonce, 0, listener, machines)
     except BaseException:
         listener.close()

@@ -13,7 +13,7 @@ class Slots:
     def every(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
 
 def as_array(frame: bytes | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the frame as an array."""
+    """Return the frame as an array, without a copy."""
 
 def pack(item: object) -> bytes | np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the object as a frame. Raise the errors of pickle."""

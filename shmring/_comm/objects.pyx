@@ -75,9 +75,8 @@ cdef object whole_lines(object nbytes):
     return (nbytes + LINE_NBYTES - 1) // LINE_NBYTES * LINE_NBYTES
 
 
-# Return the frame as an array, without a copy.
 cpdef object as_array(object frame):
-    """Return the frame as an array."""
+    """Return the frame as an array, without a copy."""
     return np.frombuffer(frame, np.uint8) if PyBytes_CheckExact(frame) else frame
 
 
