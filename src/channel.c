@@ -52,7 +52,7 @@ int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, in
     channel->rank = rank;
     channel->rest = rest;
     channel->first = channel->seen_taken = first;
-    sr_ring_format(ring, bytes, first);
+    sr_ring_format(ring, first);
     sr_ring_open_end(&channel->in, ring, bytes, nbytes, first, &channels->nobody, NULL, SR_CHANNEL_PIECE_NBYTES);
     if (epoll_ctl(channels->news, EPOLL_CTL_ADD, fd, &events) != 0)
         return errno;

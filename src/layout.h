@@ -206,7 +206,7 @@ enum sr_frame_flags { SR_FRAME_FIRST = 1, SR_FRAME_LAST = 2, SR_FRAME_CUT = 4 };
 /* The head of each piece of a message. Up to SR_FRAME_INLINE_NBYTES of data lie in the rest of this cache line; a
    longer piece has its data from the next line on. So a small message is one line, which moves between cores once. */
 struct sr_frame {
-    sr_flag begun;          /* the frame's own position; + 1 once the frame is there. W producer, last; R consumer */
+    sr_flag begun;          /* the frame's position + 1 once the frame is there. W producer, last; R consumer */
     union { /* W producer before begun, R consumer, as all that follow */
         struct {
             uint64_t message_nbytes : 48; /* of all pieces together */

@@ -70,12 +70,8 @@ static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *rin
 /* Return the first position: a multiple of the ring's length, at most `near`. */
 static inline uint64_t sr_ring_first(uint64_t near, uint64_t nbytes) { return near & ~(nbytes - 1); }
 
-/* Write the first values of a ring into zeroed memory, before any process opens an end. */
-static inline void sr_ring_format(struct sr_ring *ring, void *bytes, uint64_t first)
-{
-    sr_flag_set(&ring->taken.value, first);
-    sr_flag_set(&((struct sr_frame *)bytes)->begun, first);
-}
+/* Prepare a ring in zeroed memory, before any process opens an end. No position + 1 is 0, so no frame is there. */
+static inline void sr_ring_format(struct sr_ring *ring, uint64_t first) { sr_flag_set(&ring->taken.value, first); }
 
 static inline uint64_t sr_ring_frame_nbytes(size_t nbytes)
 {
@@ -119,16 +115,20 @@ static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
     return (int64_t)(taken - needed) >= 0;
 }
 
-/* Publish a frame whose data are in place; sr_ring_has_room has returned true. Pairs with sr_ring_has_frame. */
+/* Publish a frame whose data are in place; sr_ring_has_room has returned true. Pairs with sr_ring_has_frame. Old data in
+   the next frame's word must not look like that frame. Since they seldom do, the producer only reads the word: a store
+   would take the cache line from the consumer. */
 static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_frame *head)
 {
     struct sr_frame *frame = sr_ring_frame_at(end, end->position);
     const uint64_t next = end->position + sr_ring_frame_nbytes(head->nbytes);
+    sr_flag *next_begun = &sr_ring_frame_at(end, next)->begun;
     frame->nbytes_and_receipt = head->nbytes_and_receipt;
     frame->nbytes = head->nbytes;
     frame->tag = head->tag;
     frame->kind_and_flags = head->kind_and_flags;
-    sr_flag_set(&sr_ring_frame_at(end, next)->begun, next);
+    if (sr_flag_load(next_begun) == next + 1)
+        sr_flag_set(next_begun, next);
     sr_flag_publish(&frame->begun, end->position + 1, end->event);
     end->position = next;
 }

@@ -78,7 +78,7 @@ cdef extern from "spsc_ring.h" nogil:
     void sr_ring_open_end(sr_ring_end *, sr_ring *, void *data, uint64_t nbytes, uint64_t first, sr_event *other,
                           sr_copy_fn *, size_t piece_nbytes)
     uint64_t sr_ring_first(uint64_t near, uint64_t nbytes)
-    void sr_ring_format(sr_ring *, void *data, uint64_t first)
+    void sr_ring_format(sr_ring *, uint64_t first)
     uint64_t sr_ring_frame_nbytes(size_t nbytes)
     uint64_t sr_ring_message_nbytes(const sr_ring_end *, uint64_t nbytes)
     bint sr_ring_has_room(sr_ring_end *, uint64_t nbytes)

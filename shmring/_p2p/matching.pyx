@@ -572,7 +572,7 @@ cdef void open_ring(Matching *m, int receiver) noexcept nogil:
 
 
 cdef inline void format_ring(sr_ring_end *end) noexcept nogil:
-    sr_ring_format(end.ring, end.bytes, end.position)
+    sr_ring_format(end.ring, end.position)
 
 
 cdef inline void add_source(Matching *m, int rank) noexcept nogil:

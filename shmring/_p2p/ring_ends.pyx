@@ -107,7 +107,7 @@ cdef class Ends:
     def _format(uintptr_t address, uint64_t nbytes, int pid, uint64_t start_time):
         """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
         cdef sr_queue *q = <sr_queue *> address
-        sr_ring_format(&q.ring, <unsigned char *> address + SR_PAGE, 0)
+        sr_ring_format(&q.ring, 0)
         q.nbytes = nbytes
         q.creator.pid = pid
         q.creator.start_time = start_time

@@ -36,7 +36,7 @@ static void format(uint64_t nbytes, size_t piece_nbytes, int start)
     room.nbytes = nbytes;
     room.piece_nbytes = piece_nbytes;
     room.first = sr_ring_first(check_start(start, 64 * nbytes), nbytes);
-    sr_ring_format(&room.queue.ring, room.bytes, room.first);
+    sr_ring_format(&room.queue.ring, room.first);
 }
 
 /* ---- messages of any length, in order ------------------------------------------------------------------------- */
@@ -153,7 +153,7 @@ static void produce_or_consume(struct check_rank *me)
                          &shared->event[me->rank == 0 ? i + 1 : 0], copy, 64);
     if (me->rank > 0) {
         struct sr_ring_end *own = &end[me->rank - 1];
-        sr_ring_format(own->ring, own->bytes, 0);
+        sr_ring_format(own->ring, 0);
         sr_flag_mark(&shared->marks, 1ull << me->rank, &shared->event[0]);
         for (value = 0; value < ROUNDS; value++) {
             check_dawdle(me);
@@ -215,6 +215,28 @@ static void test_a_full_ring_has_no_room_until_it_is_told(void)
     CHECK(sr_ring_has_room(&producer, sr_ring_frame_nbytes(8)));
 }
 
+static void test_old_data_are_never_taken_for_a_frame(void)
+{
+    const struct sr_frame head = {.message_nbytes = 128, .nbytes = 128, .flags = 3};
+    const struct sr_frame small = {.message_nbytes = 8, .nbytes = 8, .flags = 3};
+    struct sr_ring_end producer, consumer;
+    struct sr_frame taken;
+    uint64_t data[16] = {0}, lap;
+    format(1024, 512, CHECK_PAST_64_BITS);
+    open_end(&producer, SR_CONSUMER);
+    open_end(&consumer, SR_PRODUCER);
+    lap = producer.position + producer.nbytes;
+    data[0] = lap + SR_CACHE_LINE + 1; /* what these words hold once frames begin there in the next lap */
+    data[8] = lap + 2 * SR_CACHE_LINE + 1;
+    for (sr_ring_put(&producer, &head, data); sr_ring_peek(&consumer, &taken) == SR_RING_WHOLE;) {
+        sr_ring_take(&consumer, &taken, NULL);
+        CHECK(!sr_ring_has_frame(&consumer));
+        if (consumer.position != lap + 3 * SR_CACHE_LINE)
+            sr_ring_put(&producer, &small, data);
+    }
+    CHECK(consumer.position == producer.position);
+}
+
 static void test_wrong_sizes_are_damage(void)
 {
     static const struct sr_frame wrong[] = {
@@ -269,6 +291,8 @@ int main(void)
     test_one_event_wakes_for_every_ring();
     check_begin("a full ring has no room until the consumer publishes");
     test_a_full_ring_has_no_room_until_it_is_told();
+    check_begin("old data are never taken for a frame");
+    test_old_data_are_never_taken_for_a_frame();
     check_begin("wrong sizes are damage");
     test_wrong_sizes_are_damage();
     check_begin("invalid credit gives no room");
