@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+from threading import Lock as _Lock
 from typing import Any
 
-from . import handles, refused, types
 from .comm import COMM_NULL, Comm, Intercomm
 from .constants import INTEGERS
 from .environment import (
@@ -49,6 +48,7 @@ from .errors import (
     Remove_error_string,
 )
 from .groups import GROUP_EMPTY, GROUP_NULL, Group
+from .handles import MODULE as _MODULE
 from .handles import addressof as _addressof
 from .handles import handleof as _handleof
 from .handles import sizeof as _sizeof
@@ -78,30 +78,32 @@ from .point_to_point import (
 )
 from .rc import rc
 from .refused import FILE_NULL, SESSION_NULL, File, Session
+from .refused import FUNCTIONS as _REFUSED
 from .requests import REQUEST_NULL, Grequest, Prequest, Request
-from .types import Datatype
+from .types import BY_CODE as _typedict
+from .types import BY_NUMBER as _BY_NUMBER
+from .types import BYTE, DATATYPES, Datatype
+from .types import TYPEDICT_C as _typedict_c
+from .types import TYPEDICT_F as _typedict_f
 from .windows import WIN_NULL, Win
 
 memory = buffer
 globals().update(INTEGERS)
-globals().update(types.DATATYPES)
+globals().update(DATATYPES)
 globals().update(OPS)
 globals().update(ERRHANDLERS)
-globals().update(refused.FUNCTIONS)
-_typedict_c = types.TYPEDICT_C
-_typedict_f = types.TYPEDICT_F
-_typedict = types.BY_CODE
+globals().update(_REFUSED)
 
 
-def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
+def _comm_lock_table(comm: Comm) -> dict[Any, _Lock]:
     """Return the locks of a communicator by key."""
-    locks: dict[Any, threading.Lock] = comm._comm().locks
+    locks: dict[Any, _Lock] = comm._comm().locks
     return locks
 
 
-def _comm_lock(comm: Comm, key: Any = None) -> threading.Lock:
+def _comm_lock(comm: Comm, key: Any = None) -> _Lock:
     """Return the lock of a communicator for a key."""
-    return _comm_lock_table(comm).setdefault(key, threading.Lock())
+    return _comm_lock_table(comm).setdefault(key, _Lock())
 
 
 def _typecode(datatype: Datatype) -> str | None:
@@ -114,11 +116,11 @@ def _typealign(datatype: Datatype) -> int | None:
     return datatype._ref.dtype.alignment if datatype else None
 
 
-_register(types.BY_CODE, types.BY_NUMBER, types.BYTE, OPS["SUM"], Request, Prequest, pickle)
+_register(_typedict, _BY_NUMBER, BYTE, OPS["SUM"], Request, Prequest, pickle)
 for _class in (
     Cartcomm, Comm, Datatype, Distgraphcomm, Errhandler, File, Graphcomm, Grequest, Group, Info, Intercomm,
     Intracomm, Message, Op, Pickle, Prequest, Request, Session, Topocomm, Win,
 ):  # fmt: skip
-    _class.__module__ = handles.MODULE
+    _class.__module__ = _MODULE
 if rc.initialize:
     Init()

@@ -5,6 +5,7 @@
 MPI               the names, and joining at import; `shmring.MPI` is the same module
   environment     Init, Finalize, versions, time, memory
   intracomm       Intracomm, grids and graphs of ranks      windows   memory that other ranks access
+  neighbors       collectives along the edges of these
   comm            communicators: how they are made and freed
   object_calls    send, recv, bcast ... of Python objects   objects   pickle
   collectives     Bcast, Allreduce ... in three forms (`forms`)

@@ -75,7 +75,7 @@ def describe(source: Any) -> Described:
     else:
         raise TypeError(f"a message needs a buffer or an array, not {type(source).__name__}")
     if found.is_device and found.nbytes > 0:
-        _check_readable(found.address, found.nbytes)
+        check_readable(found.address, found.nbytes)
     return found
 
 
@@ -166,7 +166,8 @@ def _contiguous_count(shape: Sequence[int], strides: Sequence[float] | None) -> 
     raise BufferError(f"the array, of shape {tuple(shape)}, is not contiguous")
 
 
-def _check_readable(address: int, nbytes: int) -> None:
+def check_readable(address: int, nbytes: int) -> None:
+    """Raise TypeError if this process cannot read memory."""
     try:
         fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -176,5 +177,5 @@ def _check_readable(address: int, nbytes: int) -> None:
             os.close(fd)
     except (OSError, OverflowError):
         raise TypeError(
-            "the array is in memory that this process cannot read, such as a GPU's: copy it to the host"
+            "the message is in memory that this process cannot read, such as a GPU's: copy it to the host"
         ) from None

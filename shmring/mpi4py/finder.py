@@ -21,7 +21,7 @@ from .._launch.stand_in import FOLDER, with_stand_in
 
 _NAME = "mpi4py"
 _PACKAGE = __package__  # shmring.mpi4py
-_PUBLIC = {"MPI", "__main__", "bench", "futures", "run", "typing", "util"}
+_PUBLIC = {"MPI", "__main__", "bench", "futures", "rc", "run", "typing", "util"}
 
 
 class _Alias:
@@ -35,7 +35,9 @@ class _Alias:
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        sys.modules[module.__spec__.name] = importlib.import_module(self.ours.name)
+        ours: Any = importlib.import_module(self.ours.name)
+        is_rc = module.__spec__.name == f"{_NAME}.rc"  # the object, also as a module
+        sys.modules[module.__spec__.name] = ours.rc if is_rc else ours
 
     def get_code(self, name: str) -> CodeType | None:
         """Return the code that `python -m` runs."""

@@ -12,7 +12,7 @@ from .messages import Handle, Status, handle
 
 MODULE = "shmring.mpi4py.MPI"
 _constants: dict[int, tuple[str, Any]] = {}  # by the identity of what they refer to
-_nulls: dict[type, tuple[str, Any]] = {}  # by family
+_nulls: dict[tuple[type], tuple[str, Any]] = {}  # by family
 _by_number: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
@@ -33,13 +33,13 @@ class Named:
     """Methods of every handle."""
 
     __slots__ = ()
-    _family: type  # handles of one family can be compared, and copied into each other
+    _family: tuple[type]  # handles of one family can be compared, and copied into each other
     _ref: Any
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if Named in cls.__bases__:
-            cls._family = cls
+            cls._family = (cls,)  # for isinstance; no attribute of a class refers to the class itself
 
     @classmethod
     def _check_ref(cls, ref: Any) -> None:
@@ -106,7 +106,7 @@ class Attributed:
     """Attributes that the program attaches to communicators, datatypes and windows."""
 
     __slots__ = ()
-    _family: type
+    _family: tuple[type]
     _ref: Any
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Communicators of one group, the topologies of their processes, and collectives among neighbours."""
+"""Communicators of one group, and the topologies of their processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .forms import add_forms
 from .groups import Group
 from .info import INFO_NULL, Info
 from .messages import Kind, handle
+from .neighbors import Neighbors
 from .ops import SUM, Op
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
@@ -60,8 +61,26 @@ class Cartesian:
         both = [rank for pair in pairs for rank in pair]
         return both, both
 
+    def tag_to(self, edge: int) -> int:
+        """Return the tag of the message along an out-edge: two edges may lead to one rank."""
+        return edge
 
-class Graph:
+    def tag_from(self, edge: int) -> int:
+        """Return the tag of the message along an in-edge: it was sent in the opposite direction."""
+        return edge ^ 1
+
+
+class _ByOrder:
+    """A topology whose edges between two ranks are told apart by their order."""
+
+    def tag_to(self, edge: int) -> int:
+        """Return the tag of the message along an out-edge."""
+        return 0
+
+    tag_from = tag_to
+
+
+class Graph(_ByOrder):
     """A graph of ranks, which all of them know."""
 
     kind = INTEGERS["GRAPH"]
@@ -79,7 +98,7 @@ class Graph:
         return found, found
 
 
-class DistGraph:
+class DistGraph(_ByOrder):
     """A graph of ranks, of which each rank knows its own edges."""
 
     kind = INTEGERS["DIST_GRAPH"]
@@ -246,7 +265,7 @@ def _weights(weights: Any, count: int) -> list[int] | None:
     return list(weights)
 
 
-class Topocomm(Topological, Intracomm):
+class Topocomm(Topological, Neighbors, Intracomm):
     """A communicator whose ranks have a topology."""
 
     _topologies: tuple[type, ...] = (Cartesian, Graph, DistGraph)

@@ -9,7 +9,7 @@ from cpython.buffer cimport PyObject_CheckBuffer
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport Py_EQ, Py_NE, PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy
 
 cimport cython
@@ -27,7 +27,7 @@ import operator
 
 import numpy as np
 
-from . import errors
+from . import device_arrays, errors
 from ..errors import Error
 from .memory import BOTTOM, IN_PLACE
 
@@ -82,7 +82,7 @@ cdef class Handle:
         if other is None:
             return
         if not isinstance(other, self._family):
-            raise TypeError(f"{type(self).__name__}() takes a {self._family.__name__}, not {type(other).__name__}")
+            raise TypeError(f"{type(self).__name__}() takes a {self._family[0].__name__}, not {type(other).__name__}")
         self._check_ref((<Handle> other)._ref)
         self._ref = (<Handle> other)._ref
 
@@ -485,8 +485,17 @@ def typed_pieces(spec, bint is_written, int blocks):
         raise ValueError(f"{len(spec[len(spec) - 1])} datatypes are given for {blocks} ranks")
     pieces = []
     for count, displ, datatype in zip(counts, displs, spec[len(spec) - 1]):
-        pieces.append(data.part(displ, count * resolved(datatype).extent))
+        nbytes = count * resolved(datatype).extent
+        pieces.append(data.part(displ, nbytes) if spec[0] is not BOTTOM else at_address(displ, nbytes, is_written))
     return pieces
+
+
+cdef object at_address(object address, object nbytes, bint is_written):
+    if nbytes == 0:
+        address = 0
+    else:
+        device_arrays.check_readable(address, nbytes)
+    return view_of(<char *> <uintptr_t> address, nbytes, U8, None, not is_written)
 
 
 # ---- calls -------------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class Objects(Collectives):
         return None if pieces is None else [pickle.loads(piece) for piece in pieces]
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
-        """Return this rank's object of the root's sequence."""
+        """Return this rank's object of the root's sequence. None stands for as many of None."""
         comm, pieces = self._entered(), None
         if self._check_root(root) == self._ref.rank:
             pieces = self._pickled_all("scatter", sendobj)
@@ -191,8 +191,8 @@ class Objects(Collectives):
             for piece in self._entered().all_gather_v(self._pickled("all_gather", sendobj))
         ]
 
-    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Give object j of each rank to rank j, and return the objects that came."""
+    def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
+        """Give object j of each rank to rank j; return those that came. None stands for as many of None."""
         pieces = self._entered().all_to_all_v(self._pickled_all("all_to_all", sendobj))
         return [pickle.loads(piece) for piece in pieces]
 
@@ -219,6 +219,7 @@ class Objects(Collectives):
 
     def _pickled_all(self, kind: str, objects: Any) -> Any:
         try:
+            objects = [None] * self._ref.size if objects is None else list(objects)
             pieces = [_bytes_of(obj) for obj in objects]
             if len(pieces) != self._ref.size:
                 raise ValueError(f"{len(pieces)} objects are given for {self._ref.size} ranks")

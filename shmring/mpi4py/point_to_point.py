@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,32 @@ from .requests import Request
 ANY_SOURCE, ANY_TAG, PROC_NULL = INTEGERS["ANY_SOURCE"], INTEGERS["ANY_TAG"], INTEGERS["PROC_NULL"]
 
 
-class Both:
+class Several:
+    """The works of messages that were begun together."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self.works = [work for work in works if work is not None]
+
+    def done(self) -> bool:
+        """Return whether all are complete."""
+        return all(work.done() for work in self.works)
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for work in self.works:
+            work.wait()
+
+
+class Both(Several):
     """The works of a message that is sent and of one that is received; the result is that of the latter."""
 
     def __init__(self, sent: Any, received: Any) -> None:
-        self.sent, self.received = sent, received
-
-    def done(self) -> bool:
-        """Return whether both are complete."""
-        return all(work is None or work.done() for work in (self.sent, self.received))
+        super().__init__([sent, received])
+        self.received = received
 
     def wait(self) -> Any:
         """Wait for both."""
-        if self.sent is not None:
-            self.sent.wait()
+        super().wait()
         return None if self.received is None else self.received.wait()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.mpi4py import upstream
 
-FILES = ["test_group", "test_status", "test_msgzero", "test_toplevel", "test_pickle"]
+FILES = ["test_group", "test_cco_ngh_obj", "test_status", "test_msgzero", "test_toplevel", "test_pickle"]
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def test_a_file_of_mpi4pys_tests_passes(tests, file):
 def test_every_exclusion_has_a_reason_and_stands_for_something(tests):
     for pattern, reason in upstream.exclusions():
         assert len(reason) > 10, pattern
-        assert (tests / f"{pattern.partition('.')[0]}.py").exists(), pattern
+        assert list(tests.glob(f"{pattern.partition('.')[0]}.py")), pattern
 
 
 def test_a_test_that_fails_on_one_rank_fails(tmp_path):

@@ -1,0 +1,123 @@
+"""Collectives among the neighbours of a topology: each rank exchanges messages along its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .constants import INTEGERS
+from .forms import add_forms
+from .messages import Call, simple, typed_pieces, vector
+from .objects import pickle
+from .point_to_point import PointToPoint, Several
+
+_PROC_NULL = INTEGERS["PROC_NULL"]
+_LIBRARY = 1  # the context of these messages: receives of the program with wildcards do not match them
+
+
+class NeighborCall(Call):
+    """Messages along all edges of this rank, in their order: `sent` goes out, `received` comes in."""
+
+    def __init__(self, context: Any, sent: Sequence[Any], received: Sequence[Any]) -> None:
+        self.context, topology = context, context.topology
+        sources, destinations = topology.edges()
+        self.sent = [
+            (x, peer, topology.tag_to(edge))
+            for edge, (x, peer) in enumerate(zip(sent, destinations, strict=True))
+            if peer != _PROC_NULL
+        ]
+        self.received = [
+            (x, peer, topology.tag_from(edge))
+            for edge, (x, peer) in enumerate(zip(received, sources, strict=True))
+            if peer != _PROC_NULL
+        ]
+
+    def perform(self) -> None:
+        """Exchange the messages."""
+        self.begin().wait()
+
+    def begin(self) -> Several:
+        """Begin to exchange the messages."""
+        comm = self.context.comm
+        received = [comm.irecv(x, peer, tag, context=_LIBRARY) for x, peer, tag in self.received]
+        sent = [comm.isend(x, peer, tag, context=_LIBRARY) for x, peer, tag in self.sent]
+        return Several(received + sent)
+
+
+@add_forms
+class Neighbors(PointToPoint):
+    """The collectives among neighbours of a communicator with a topology."""
+
+    __slots__ = ()
+    _topology: Callable[[], Any]
+
+    def _degrees(self) -> tuple[int, int]:
+        sources, destinations = self._topology().edges()
+        return len(sources), len(destinations)
+
+    def _prepare_Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Send one message to all out-neighbours, and collect those of the in-neighbours."""
+        indegree, outdegree = self._degrees()
+        sent = [simple(sendbuf, False).bytes] * outdegree
+        return NeighborCall(self._ref, sent, _blocks(recvbuf, True, indegree))
+
+    def _prepare_Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Send one message to all out-neighbours, and collect the in-neighbours'; the lengths differ."""
+        indegree, outdegree = self._degrees()
+        sent = [simple(sendbuf, False).bytes] * outdegree
+        return NeighborCall(self._ref, sent, _pieces(recvbuf, True, indegree))
+
+    def _prepare_Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Send each out-neighbour its part of the message, and collect those of the in-neighbours."""
+        indegree, outdegree = self._degrees()
+        return NeighborCall(self._ref, _blocks(sendbuf, False, outdegree), _blocks(recvbuf, True, indegree))
+
+    def _prepare_Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Send each out-neighbour its part, and collect the in-neighbours'; the parts differ in length."""
+        indegree, outdegree = self._degrees()
+        return NeighborCall(self._ref, _pieces(sendbuf, False, outdegree), _pieces(recvbuf, True, indegree))
+
+    def _prepare_Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Send each out-neighbour its part, and collect the in-neighbours'; the parts differ in datatype."""
+        indegree, outdegree = self._degrees()
+        return NeighborCall(
+            self._ref, typed_pieces(sendbuf, False, outdegree), typed_pieces(recvbuf, True, indegree)
+        )
+
+    def neighbor_allgather(self, sendobj: Any) -> list[Any]:
+        """Send an object to all out-neighbours, and return the in-neighbours'; None where there is none."""
+        return self._exchange([sendobj] * self._degrees()[1])
+
+    def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Send each out-neighbour its object, and return the in-neighbours'; None where there is none."""
+        objects, outdegree = list(sendobj), self._degrees()[1]
+        if len(objects) != outdegree:
+            raise ValueError(f"{len(objects)} objects are given for {outdegree} neighbours")
+        return self._exchange(objects)
+
+    def _exchange(self, objects: list[Any]) -> list[Any]:
+        sent = [np.frombuffer(pickle.dumps(obj), np.uint8) for obj in objects]
+        lengths = np.zeros(self._degrees()[0], np.int64)
+        one_each = [lengths[edge : edge + 1].view(np.uint8) for edge in range(len(lengths))]
+        given = [np.array([x.nbytes], np.int64).view(np.uint8) for x in sent]
+        NeighborCall(self._ref, given, one_each).run()
+        received = [np.empty(nbytes, np.uint8) for nbytes in lengths]
+        NeighborCall(self._ref, sent, received).run()
+        return [pickle.loads(x) if x.nbytes else None for x in received]
+
+
+def _blocks(spec: Any, is_written: bool, count: int) -> list[Any]:
+    """Return the `count` equal parts of a message, as arrays."""
+    if count == 0:
+        return []
+    data = simple(spec, is_written, count)
+    nbytes = data.count * data.type.extent
+    return [data.part(place * nbytes, nbytes) for place in range(count)]
+
+
+def _pieces(spec: Any, is_written: bool, count: int) -> list[Any]:
+    """Return the `count` parts of a message that differ in length, as arrays."""
+    found: list[Any] = vector(spec, is_written, count)[1] if count else []
+    return found

@@ -1,0 +1,107 @@
+"""Collectives among the neighbours of a topology: which part goes where, and who sees the messages."""
+
+import pytest
+from running import run_code
+
+HALO = """
+import numpy as np
+from shmring import MPI
+
+world = MPI.COMM_WORLD
+rank, size = world.rank, world.size
+
+# A ring of ranks: what a rank sends down arrives from above, also where both neighbours are one rank.
+ring = world.Create_cart([size], periods=[True])
+sent, taken = np.array([[rank, -1], [rank, 1]]), np.zeros((2, 2), "i8")
+below, above = (rank - 1) % size, (rank + 1) % size
+assert ring.inedges == ring.outedges == [below, above]
+for exchange in (ring.Neighbor_alltoall, lambda a, b: ring.Ineighbor_alltoall(a, b).Wait()):
+    taken[:] = 0
+    exchange(sent, taken)
+    assert taken.tolist() == [[below, 1], [above, -1]], taken
+assert ring.neighbor_alltoall(["down", "up"]) == ["up", "down"]
+
+# A persistent call is started many times.
+halo = ring.Neighbor_alltoall_init(sent, taken)
+for step in range(3):
+    sent[:, 0] = step
+    halo.Start()
+    halo.Wait()
+    assert taken.tolist() == [[step, 1], [step, -1]]
+
+# At the ends of a line there is no neighbour: its part of the message stays as it is.
+line = world.Create_cart([size])
+parts = np.full(2, -5.0)
+line.Neighbor_allgather(np.array([float(rank)]), parts)
+assert parts.tolist() == [rank - 1 if rank else -5.0, rank + 1 if rank < size - 1 else -5.0]
+found = line.neighbor_allgather(("object", rank))
+assert found[0] == (("object", rank - 1) if rank else None), found
+
+# Two edges from one rank to another are told apart by their order; parts of different lengths and places.
+graph = world.Create_dist_graph_adjacent([below, below], [above, above])
+taken = np.full(5, -1)
+graph.Neighbor_alltoallv([np.array([7, 8, 9]), [2, 1]], [taken, ([2, 1], [3, 0])])
+assert taken.tolist() == [9, -1, -1, 7, 8], taken
+types = [MPI.INT64_T] * 2
+taken = np.full(3, -1)
+graph.Neighbor_alltoallw([np.array([7, 8, 9]), ([2, 1], [0, 16]), types], [taken, ([2, 1], [8, 0]), types])
+assert taken.tolist() == [9, 7, 8], taken
+
+# Receives of the program with wildcards see none of these messages, and large ones do not block each other.
+large = np.full((2, 1 << 20), rank)
+rooms = np.zeros_like(large)
+ring.Barrier()
+request = ring.Ineighbor_alltoall(large, rooms)
+for _ in range(100):
+    assert not ring.Iprobe()
+ring.isend("of the program", above).wait()
+assert ring.recv() == "of the program"
+request.Wait()
+assert (rooms[0] == below).all() and (rooms[1] == above).all()
+
+# Two calls that are under way at the same time are held apart.
+taken = [np.zeros(2, "i8") for _ in range(2)]
+requests = [ring.Ineighbor_allgather(np.array([rank + 10 * i]), taken[i]) for i in range(2)]
+MPI.Request.Waitall(requests)
+assert [one.tolist() for one in taken] == [[below, above], [below + 10, above + 10]]
+
+# A rank without edges takes part; a wrong number of objects is refused.
+lone = world.Create_dist_graph_adjacent([], [])
+lone.Neighbor_allgather(np.zeros(1), np.zeros(0))
+lone.Neighbor_alltoallv([np.zeros(0), []], [np.zeros(0), []])
+assert lone.neighbor_allgather(1) == []
+try:
+    ring.neighbor_alltoall([1])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 3])
+def test_messages_among_neighbours(tmp_path, nprocs):
+    done = run_code(tmp_path, HALO, "--no-prefix", nprocs=nprocs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1 objects are given for 2 neighbours"] * nprocs
+
+
+BOTTOM = """
+import numpy as np
+from shmring import MPI
+
+x, y = np.arange(4), np.zeros(4, "i8")
+types = [MPI.INT64_T]
+def whole(array, address=None):
+    return [MPI.BOTTOM, ([4], [MPI.Get_address(array) if address is None else address]), types]
+
+MPI.COMM_SELF.Alltoallw(whole(x), whole(y))
+print(*y)
+try:
+    MPI.COMM_SELF.Alltoallw(whole(x, 8), whole(y))
+except TypeError as error:
+    print("TypeError")
+"""
+
+
+def test_bottom_stands_for_absolute_addresses(tmp_path):
+    done = run_code(tmp_path, BOTTOM, "--no-prefix", nprocs=1)
+    assert done.stdout.splitlines() == ["0 1 2 3", "TypeError"], done.stderr
