@@ -108,6 +108,7 @@ class Attributed:
     __slots__ = ()
     _family: tuple[type]
     _ref: Any
+    _null_error = errors.ERR_COMM  # class of the error of a null handle
 
     @classmethod
     def Create_keyval(
@@ -167,7 +168,7 @@ def _keyval_of(keyval: int) -> _Keyval:
 
 def _attributes_of(some: Any) -> dict[int, tuple[Any, _Keyval]]:
     if some._ref is None:
-        raise errors.Exception(errors.ERR_COMM)
+        raise errors.Exception(some._null_error)
     if some._ref.attributes is None:
         some._ref.attributes = {}
     found: dict[int, tuple[Any, _Keyval]] = some._ref.attributes

@@ -2,34 +2,178 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+from ..errors import Error
 from . import errors, handles
+from .comm import Comm
+from .constants import INTEGERS
+from .environment import COMM_SELF
+from .epochs import Synchronisation
 from .errhandlers import Handling
-from .messages import Handle
+from .groups import Group, Members
+from .info import INFO_NULL, Hints, Info
+from .memory import buffer, get_address
+from .messages import Handle, handle
+from .rma import Operations
+from .window_state import Window
+
+_ALLOCATED, _SHARED = INTEGERS["WIN_FLAVOR_ALLOCATE"], INTEGERS["WIN_FLAVOR_SHARED"]
+_UNIFIED = INTEGERS["WIN_UNIFIED"]
 
 
-class Win(handles.Named, handles.Attributed, Handling, Handle):
-    """Memory of each rank that the others access. shmring's MPI has only null ones yet."""
+class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operations, Handle):
+    """Memory of each rank that the others access."""
+
+    _null_error = errors.ERR_WIN
+
+    def _window(self) -> Window:
+        if self._ref is None or self._ref.is_freed:
+            raise errors.Exception(errors.ERR_WIN)
+        found: Window = self._ref
+        return found
+
+    _handled = _window
+
+    @classmethod
+    def Allocate(cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Comm = COMM_SELF) -> Any:
+        """Return a window over new memory: `size` bytes of this rank. Collective over the communicator.
+
+        Displacements count `disp_unit` bytes.
+        """
+        return cls._allocated(_ALLOCATED, size, disp_unit, info, comm)
+
+    @classmethod
+    def Allocate_shared(
+        cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Comm = COMM_SELF
+    ) -> Any:
+        """As `Allocate`. The memory of the ranks is contiguous, in their order.
+
+        With the hint alloc_shared_noncontig=true, each rank's memory begins at a cache line.
+        """
+        return cls._allocated(_SHARED, size, disp_unit, info, comm)
+
+    @classmethod
+    def _allocated(cls, flavor: int, size: int, disp_unit: int, info: Info, comm: Comm) -> Any:
+        context = comm._comm()
+        if context.comm.num_nodes > 1:
+            raise errors.refuse(
+                "windows over several hosts",
+                "use comm.Split_type(MPI.COMM_TYPE_SHARED), one host's ranks",
+            )
+        try:
+            nbytes, unit = operator.index(size), operator.index(disp_unit)
+            if nbytes < 0:
+                raise context.failure(errors.ERR_SIZE, f"the size is {nbytes}; it must not be negative")
+            if unit <= 0:
+                raise context.failure(errors.ERR_DISP, f"disp_unit is {unit}; it must be positive")
+        except Exception:
+            context.comm.refuse("barrier")
+            raise
+        is_contiguous = flavor == _SHARED and info.get("alloc_shared_noncontig") != "true"
+        try:
+            window = Window(context, flavor, nbytes, unit, is_contiguous)
+        except Error as error:
+            raise context.failure(None, error) from error
+        window.hints.update(info.items())
+        return handle(cls, window)
+
+    def Shared_query(self, rank: int) -> tuple[buffer, int]:
+        """Return the memory and the displacement unit of a rank; PROC_NULL: the first with memory."""
+        window = self._window()
+        target = window.target(rank)
+        if target is None:
+            target = next((rank for rank, nbytes in enumerate(window.sizes) if nbytes), 0)
+        return buffer(window.part(target)), window.units[target]
+
+    def tomemory(self) -> buffer:
+        """Return the memory of this rank."""
+        return self.Shared_query(self._window().rank)[0]
+
+    def Free(self) -> None:
+        """Free the window; collective. The memory is freed once no object refers to it."""
+        window = self._window()
+        is_open = window.epochs.describe()
+        if is_open:
+            window.comm.refuse("barrier")
+            raise window.failure(errors.ERR_RMA_SYNC, f"this rank has open {is_open}")
+        handles.delete_attributes(self)
+        try:
+            window.free()
+        except Error as error:
+            raise window.failure(None, error) from error
+        self._ref = None
+
+    def Get_group(self) -> Group:
+        """Return the group of the processes."""
+        window = self._window()
+        made: Group = handle(Group, Members(window.processes, window.process))
+        return made
+
+    group = property(Get_group)
+    group_size = property(lambda self: self._window().size)
+    group_rank = property(lambda self: self._window().rank)
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints, which have no effect."""
+        self._window().hints.update(info.items())
+
+    def Get_info(self) -> Info:
+        """Return the hints."""
+        made: Info = handle(Info, Hints(self._window().hints))
+        return made
+
+    info = property(Get_info, Set_info)
+
+    def Get_name(self) -> str:
+        """Return the name."""
+        return "MPI_WIN_NULL" if self._ref is None else str(self._window().name)
+
+    def Set_name(self, name: str) -> None:
+        """Set the name."""
+        self._window().name = name
+
+    name = property(Get_name, Set_name)
+
+    def _predefined_attributes(self) -> dict[int, Any]:
+        base, size, unit = self.attrs
+        return {
+            INTEGERS["WIN_BASE"]: base,
+            INTEGERS["WIN_SIZE"]: size,
+            INTEGERS["WIN_DISP_UNIT"]: unit,
+            INTEGERS["WIN_CREATE_FLAVOR"]: self.flavor,
+            INTEGERS["WIN_MODEL"]: self.model,
+        }
+
+    @property
+    def attrs(self) -> tuple[int, int, int]:
+        """The address of this rank's memory, its size in bytes, and the unit of displacements."""
+        window = self._window()
+        return get_address(window.part(window.rank)), window.sizes[window.rank], window.units[window.rank]
+
+    @property
+    def flavor(self) -> int:
+        """The kind of memory: WIN_FLAVOR_ALLOCATE or WIN_FLAVOR_SHARED."""
+        return self._window().flavor
+
+    @property
+    def model(self) -> int:
+        """The memory model: WIN_UNIFIED, as all ranks access the same memory."""
+        self._window()
+        return _UNIFIED
 
 
-def _refuse(name: str) -> Any:
+def _refuse(name: str, what: str) -> Any:
     def refusal(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(
-            f"windows (Win.{name})", "use shmring.Comm.shared, an array that all ranks access"
-        )
+        raise errors.refuse(f"{what} (Win.{name})", "use Win.Allocate, and Win.tomemory for its memory")
 
-    refusal.__name__, refusal.__doc__ = name, "Refused: shmring's MPI has no windows."
+    refusal.__name__, refusal.__doc__ = name, f"Refused: shmring's MPI has no {what}."
     return refusal
 
 
-_NAMES = (
-    "Create Allocate Allocate_shared Shared_query Create_dynamic Attach Detach Free Set_info "
-    "Get_info Get_group tomemory Put Get Accumulate Get_accumulate Fetch_and_op Compare_and_swap "
-    "Rput Rget Raccumulate Rget_accumulate Fence Start Complete Post Wait Test Lock Unlock Lock_all "
-    "Unlock_all Flush Flush_all Flush_local Flush_local_all Sync Get_name Set_name"
-)
-for _name in _NAMES.split():
-    setattr(Win, _name, _refuse(_name))
+for _name in ("Create", "Create_dynamic", "Attach", "Detach"):
+    setattr(Win, _name, _refuse(_name, "windows over memory of the program"))
+Window.handle_class = Win
 WIN_NULL = Win()
 handles.predefine({"WIN_NULL": WIN_NULL})

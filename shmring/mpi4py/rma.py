@@ -1,0 +1,221 @@
+"""One-sided operations: a rank reads and writes the memory of another one, which takes no part.
+
+Every operation is complete when its call returns. Accumulates, fetches and swaps hold a lock of their target,
+so they are atomic towards each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import errors
+from .constants import INTEGERS
+from .messages import Data, TypeInfo, handle, simple
+from .ops import OPS, SUM, Op
+from .point_to_point import completed
+from .requests import Request
+from .types import Datatype
+from .window_state import Window, reports
+
+_PROC_NULL = INTEGERS["PROC_NULL"]
+_NO_OP = OPS["NO_OP"]
+
+
+class Place(NamedTuple):
+    """Items in the memory of a rank."""
+
+    rank: int
+    begin: int  # byte in that rank's memory
+    number: int  # of items
+    type: TypeInfo
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return self.number * int(self.type.extent)
+
+    def bytes_in(self, window: Window) -> Any:
+        """Return the bytes in the window."""
+        return window.part(self.rank, self.begin, self.nbytes)
+
+    def items_in(self, window: Window) -> Any:
+        """Return the items in the window."""
+        return self.bytes_in(window).view(self.type.dtype)
+
+
+class Operations:
+    """The calls of a window that access memory."""
+
+    __slots__ = ()
+    _ref: Any
+
+    def _window(self) -> Window:
+        raise NotImplementedError
+
+    @reports
+    def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        """Write a message to the memory of a rank.
+
+        The target is a displacement, or (displacement, count, datatype), and may end after each of them.
+        """
+        window, data = self._window(), simple(origin, False)
+        place = _place_of(window, data, target_rank, target)
+        if place is not None:
+            given = data.bytes
+            _check_fits(window, given.nbytes, place.nbytes)
+            window.copy(place.rank, place.bytes_in(window)[: given.nbytes], given)
+
+    @reports
+    def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        """Read a message from the memory of a rank."""
+        window, data = self._window(), simple(origin, True)
+        place = _place_of(window, data, target_rank, target)
+        if place is not None:
+            taken = data.bytes
+            _check_fits(window, place.nbytes, taken.nbytes)
+            window.copy(place.rank, taken[: place.nbytes], place.bytes_in(window))
+
+    @reports
+    def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
+        """Combine a message with the memory of a rank, atomically for each item."""
+        window, data = self._window(), simple(origin, False)
+        place = _place_of(window, data, target_rank, target)
+        if place is not None:
+            _combine(window, place, op, data, None)
+
+    @reports
+    def Get_accumulate(
+        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
+    ) -> None:
+        """As `Accumulate`; the result is what the memory held before."""
+        window, data, taken = self._window(), simple(origin, False), simple(result, True)
+        place = _place_of(window, taken if op == _NO_OP else data, target_rank, target)
+        if place is not None:
+            _combine(window, place, op, data, taken)
+
+    @reports
+    def Fetch_and_op(
+        self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = SUM
+    ) -> None:
+        """As `Get_accumulate`, for one item."""
+        window = self._window()
+        if target_rank != _PROC_NULL:
+            data, taken = _single_items(simple(origin, False), simple(result, True))
+            place = _place_of(window, data, target_rank, target_disp)
+            assert place is not None
+            _combine(window, place, op, data, taken)
+
+    @reports
+    def Compare_and_swap(
+        self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0
+    ) -> None:
+        """Replace one item in the memory of a rank if it equals `compare`; the result is the old item."""
+        window = self._window()
+        if target_rank == _PROC_NULL:
+            return
+        data, expected, taken = _single_items(
+            simple(origin, False), simple(compare, False), simple(result, True)
+        )
+        if data.type.dtype.kind not in "iubS":
+            raise window.failure(errors.ERR_TYPE, f"{data.type.name} cannot be compared and swapped")
+        place = _place_of(window, data, target_rank, target_disp)
+        assert place is not None
+        there = place.bytes_in(window)
+        with window.atomic[place.rank]:
+            before = there.copy()
+            if (before == expected.bytes).all():
+                there[:] = data.bytes
+        taken.bytes[:] = before
+
+    def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        """As `Put`; return a request, which is complete."""
+        self.Put(origin, target_rank, target)
+        return completed(self._ref)
+
+    def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        """As `Get`; return a request, which is complete."""
+        self.Get(origin, target_rank, target)
+        return completed(self._ref)
+
+    def Raccumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> Request:
+        """As `Accumulate`; return a request, which is complete."""
+        self.Accumulate(origin, target_rank, target, op)
+        return completed(self._ref)
+
+    def Rget_accumulate(
+        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
+    ) -> Request:
+        """As `Get_accumulate`; return a request, which is complete."""
+        self.Get_accumulate(origin, result, target_rank, target, op)
+        return completed(self._ref)
+
+
+def _place_of(window: Window, data: Data, rank: int, target: Any) -> Place | None:
+    """Return the items that an operation accesses; None for PROC_NULL."""
+    disp, count, info = 0, data.count, data.type
+    if hasattr(target, "__index__"):
+        disp = int(target)
+    elif isinstance(target, list | tuple) and len(target) <= 3:
+        disp = int(target[0]) if target else 0
+        count = int(target[1]) if len(target) > 1 else count
+        info = simple((None, 0, target[2]), False).type if len(target) > 2 else info
+    elif target is not None:
+        raise ValueError(f"the target is {target!r}; it must be a displacement or [displ, count, datatype]")
+    number = window.target(rank)
+    if number is None:
+        return None
+    if not window.epochs.allow(number):
+        raise window.failure(
+            errors.ERR_RMA_SYNC, f"this rank may not access rank {number}: call Fence, Lock or Start first"
+        )
+    if disp < 0 or count < 0:
+        code = errors.ERR_DISP if disp < 0 else errors.ERR_COUNT
+        raise window.failure(code, f"the target is {count} items at {disp}; neither may be negative")
+    place = Place(number, disp * window.units[number], count, info)
+    if count and place.begin + place.nbytes > window.sizes[number]:
+        raise window.failure(
+            errors.ERR_RMA_RANGE,
+            f"{place.nbytes} bytes at byte {place.begin} are not in the memory of rank {number}, which has "
+            f"{window.sizes[number]}",
+        )
+    return place
+
+
+def _check_fits(window: Window, moved: int, room: int) -> None:
+    if moved > room:
+        raise window.failure(
+            errors.NUMBERS["ERR_TRUNCATE"], f"{moved} bytes are moved, and there is room for {room}"
+        )
+
+
+def _single_items(*all_data: Data) -> tuple[Data, ...]:
+    first = all_data[0].type
+    for data in all_data:
+        if data.count != 1 or data.type.dtype != first.dtype:
+            raise ValueError(
+                f"this takes one item of one datatype, not {data.count} of {data.type.name} and {first.name}"
+            )
+    return all_data
+
+
+def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | None) -> None:
+    """Combine items with those of a rank; store what these were before."""
+    if not op or not op.is_predefined:
+        raise window.failure(errors.ERR_OP, "the operation must be one of MPI's")
+    for given in [taken] if op == _NO_OP else [data, taken]:
+        if given is None:
+            continue
+        if given.type.dtype != place.type.dtype:
+            raise window.failure(errors.ERR_TYPE, f"{given.type.name} is combined with {place.type.name}")
+        if given.count != place.number:
+            raise window.failure(errors.ERR_COUNT, f"{given.count} items meet {place.number}")
+    there, before = place.items_in(window), None
+    with window.atomic[place.rank], np.errstate(all="ignore"):
+        if taken is not None:
+            before = there.copy()
+        if op != _NO_OP:
+            op._ref.fold(data.items.reshape(-1), there, handle(Datatype, place.type))
+    if taken is not None:
+        taken.items.reshape(-1)[:] = before

@@ -1,0 +1,140 @@
+"""State of a window: the memory of all ranks, its locks, and the epochs that are open."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from ..errors import Error
+from . import errors
+from .comm import Communicator
+from .constants import INTEGERS
+from .errhandlers import run
+from .messages import handle
+
+_PROC_NULL = INTEGERS["PROC_NULL"]
+_ALIGNMENT_NBYTES = 64  # of the parts, where they need not follow each other without a gap
+_WHOLE_NBYTES = 64 << 10  # a `Put` or `Get` of at most this many bytes excludes accumulates
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Epochs:
+    """The epochs of this rank that are open."""
+
+    def __init__(self) -> None:
+        self.is_fenced = False  # a fence allows access to all ranks
+        self.locked: dict[int, contextlib.ExitStack] = {}  # gates that are held, by target
+        self.locked_all: contextlib.ExitStack | None = None
+        self.started: list[int] | None = None  # targets that this rank may access until `Complete`
+        self.posted: list[int] | None = None  # ranks whose `Complete` this rank has not seen
+
+    def allow(self, target: int) -> bool:
+        """Return whether this rank may access a target now."""
+        return self.is_fenced or self.is_passive(target) or target in (self.started or ())
+
+    def is_passive(self, target: int | None = None) -> bool:
+        """Return whether this rank has locked the target, or, for None, any."""
+        if self.locked_all is not None:
+            return True
+        return bool(self.locked) if target is None else target in self.locked
+
+    def describe(self) -> str:
+        """Return what is open, apart from what a fence opened; empty if nothing is."""
+        found = [f"the lock of rank {target}" for target in self.locked]
+        found += ["the lock of all ranks"] * (self.locked_all is not None)
+        found += ["an epoch of Start"] * (self.started is not None)
+        found += ["an epoch of Post"] * (self.posted is not None)
+        return ", ".join(found)
+
+
+class Window(Communicator):
+    """A window: the parts of all ranks, and a communicator of its own for their locks and messages.
+
+    All parts are in one array, which all ranks share. `atomic[rank]` is held while an accumulate changes the
+    part of `rank`. `gates[rank]` are locks of that part, one for each rank that accesses it. A shared lock
+    takes the gate of its origin, an exclusive lock takes all. A rank that waits for the gate of a dead rank
+    gets `RankFailed`, as it does for any lock of shmring.
+    """
+
+    handle_class: Any = None  # Win, which a module above this one sets
+
+    def __init__(self, parent: Communicator, flavor: int, size: int, unit: int, is_contiguous: bool) -> None:
+        engine = parent.comm.dup()
+        super().__init__(parent.rank, parent.processes, b"", engine)
+        try:
+            each = engine.all_gather(np.array([size, unit], np.int64)).reshape(-1, 2)
+            self.sizes, self.units = each[:, 0].tolist(), each[:, 1].tolist()
+            step = 1 if is_contiguous else _ALIGNMENT_NBYTES
+            self.begins = [0]
+            for nbytes in self.sizes:
+                self.begins.append(-(-(self.begins[-1] + nbytes) // step) * step)
+            ranks = range(self.size)
+            array = engine.shared(self.begins[-1], np.uint8, locks=self.size * (1 + self.size))
+        except BaseException:
+            engine.close()
+            raise
+        self.bytes: Any = array.view(np.ndarray)
+        self.atomic = [array.lock(rank) for rank in ranks]
+        self.gates = [[array.lock(self.size * (1 + rank) + origin) for origin in ranks] for rank in ranks]
+        self.epochs = Epochs()
+        self.flavor = flavor
+        self.is_freed = False
+
+    def failure(self, code: int | None, reason: Any) -> BaseException:
+        """Return the exception for an error, after the window's error handler ran."""
+        if code is None:
+            code = errors.code_of(reason)
+        run(self, handle(self.handle_class, self), code)
+        return errors.Exception(code, str(reason))
+
+    def part(self, rank: int, begin: int = 0, nbytes: int | None = None) -> Any:
+        """Return the bytes of a rank from byte `begin` on."""
+        first = self.begins[rank] + begin
+        return self.bytes[first : first + (self.sizes[rank] if nbytes is None else nbytes)]
+
+    def target(self, rank: int) -> int | None:
+        """Return the rank, checked; None for PROC_NULL."""
+        if 0 <= rank < self.size:
+            return rank
+        if rank == _PROC_NULL:
+            return None
+        raise self.failure(errors.ERR_RANK, f"the target is {rank}; the ranks are 0 to {self.size - 1}")
+
+    def copy(self, rank: int, into: Any, out_of: Any) -> None:
+        """Copy to or from the part of a rank."""
+        if into.nbytes > _WHOLE_NBYTES:
+            np.copyto(into, out_of)
+            return
+        with self.atomic[rank]:
+            np.copyto(into, out_of)
+
+    def order(self, rank: int) -> None:
+        """Order the accesses of this rank before and after this call, by the atomic operations of a lock."""
+        with self.atomic[rank]:
+            pass
+
+    def free(self) -> None:
+        """Wait until no rank accesses the parts any more, and drop them."""
+        try:
+            self.comm.barrier()
+        finally:
+            self.is_freed = True
+            self.bytes, self.atomic, self.gates = None, [], []
+            self.comm.close()
+
+
+def reports(method: _Method) -> _Method:
+    """Make a method of a window raise the exceptions of MPI for those of shmring."""
+
+    @functools.wraps(method)
+    def reporting(self: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return method(self, *args, **keywords)
+        except Error as error:
+            raise self._ref.failure(None, error) from error
+
+    return cast(_Method, reporting)

@@ -1,0 +1,546 @@
+"""Windows: one-sided operations, epochs, locks, atomicity, errors, and what becomes of the memory."""
+
+import textwrap
+
+import pytest
+from running import run_code
+
+HEAD = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+right, left = (rank + 1) % size, (rank - 1) % size
+
+def code_of(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except MPI.Exception as error:
+        found = error.Get_error_class()
+        return next(name for name in dir(MPI) if name.startswith("ERR_") and getattr(MPI, name) == found)
+    except Exception as error:
+        return type(error).__name__
+    return "no error"
+
+def items(win, dtype, of=None):
+    memory = win.tomemory() if of is None else win.Shared_query(of)[0]
+    return np.frombuffer(memory, dtype)
+"""
+
+
+def run(tmp_path, code, nprocs, **environment):
+    """Run the code in every rank; it prints "well" at the end of each."""
+    done = run_code(
+        tmp_path,
+        HEAD + textwrap.dedent(code) + "\nprint('well')\n",
+        "--no-prefix",
+        nprocs=nprocs,
+        **environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * nprocs, done.stdout + done.stderr
+
+
+OPERATIONS = """
+def check(found, expected):
+    assert found.dtype == expected.dtype and (found == expected).all(), (found, expected)
+
+for letter in "bBhHiIlLqQfdgFDG":
+    dtype = np.dtype(letter)
+    x, y, z = np.arange(1, 4).astype(dtype) + dtype.type(rank), np.zeros(3, dtype), np.zeros(3, dtype)
+    win = MPI.Win.Allocate(10 * dtype.itemsize, dtype.itemsize, comm=comm)
+    mine = items(win, dtype)
+
+    # Displacements count the units of the target. A message may be shorter than its room.
+    win.Fence()
+    win.Put(x, right, 2)
+    win.Put([x, 2], right, (6, 3))
+    win.Fence()
+    given = np.arange(1, 4).astype(dtype) + dtype.type(left)
+    check(mine, np.concatenate([np.zeros(2, dtype), given, [dtype.type(0)], given[:2], np.zeros(2, dtype)]))
+    win.Get([y, 3], right, [2, 2])
+    assert (y[:2] == x[:2]).all() and y[2] == 0, y
+    win.Get(y, right, 2)
+    check(y, x)
+    win.Fence()
+
+    # All ranks add to rank 0; each result is a state in between.
+    win.Accumulate(x, 0, 2)
+    win.Get_accumulate(x, z, 0, (2, 3, MPI.Datatype.fromcode(letter)), MPI.SUM)
+    win.Fence()
+    if rank == 0:
+        total = sum(2 * (np.arange(1, 4) + r) for r in range(size))
+        check(mine[2:5], (np.arange(1, 4) + size - 1 + total).astype(dtype))
+    assert (z.real >= x.real).all(), z
+    win.Fence()
+
+    mine[:] = 3
+    win.Fence()
+    ops = [(MPI.PROD, 15), (MPI.REPLACE, 5), (MPI.NO_OP, 3)]
+    if letter not in "FDG":
+        ops += [(MPI.MAX, 5), (MPI.MIN, 3)]
+    if letter not in "fdgFDG":
+        ops += [(MPI.BAND, 1), (MPI.BOR, 7), (MPI.BXOR, 6), (MPI.LAND, 1), (MPI.LOR, 1), (MPI.LXOR, 0)]
+    for op, expected in ops:
+        win.Lock(right)
+        win.Put(np.full(1, 3, dtype), right, 1)
+        win.Fetch_and_op(np.full(1, 5, dtype), [y, 1], right, 1, op)
+        win.Get([z, 1], right, 1)
+        win.Unlock(right)
+        assert y[0] == 3 and z[0] == expected, (letter, op.handle, y, z)
+    win.Fence()
+
+    if letter not in "fdgFDG":
+        win.Fence()
+        win.Compare_and_swap(np.full(1, 9, dtype), np.full(1, 4, dtype), [y, 1], right, 9)
+        assert y[0] == 3 and mine[9] == 3
+        win.Fence()
+        win.Compare_and_swap(np.full(1, 9, dtype), np.full(1, 3, dtype), [y, 1], right, 9)
+        win.Fence()
+        assert y[0] == 3 and mine[9] == 9
+    win.Free()
+    assert not win and win == MPI.WIN_NULL
+
+# Pairs of a value and a place, and one byte-sized message from a typed one.
+pair = MPI.DOUBLE_INT
+win = MPI.Win.Allocate(pair.extent, comm=comm)
+best = np.array([(5.0, 7)], pair._ref.dtype)
+win.Fence()
+win.Put([best, pair], right)
+win.Fence()
+win.Accumulate([np.array([(9.0, rank)], best.dtype), pair], 0, op=MPI.MAXLOC)
+win.Fence()
+if rank == 0:
+    assert tuple(items(win, best.dtype)[0]) == (9.0, 0)
+win.Fence()
+win.Put(np.float32(1.5).reshape(1), right)
+win.Fence()
+assert items(win, "f4")[0] == 1.5
+win.Fence()
+for request in (win.Rput(b"abcd", right), win.Raccumulate([b"\\0\\0", MPI.BYTE], right, op=MPI.BOR)):
+    assert request.Wait() and request == MPI.REQUEST_NULL
+win.Fence()
+taken, old = bytearray(4), bytearray(4)
+win.Rget(taken, right).Wait()
+MPI.Request.Waitall([win.Rget_accumulate(b"....", old, right, op=MPI.NO_OP)])
+assert taken == old == b"abcd", (taken, old)
+win.Fence()
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 3])
+def test_operations_on_every_number(tmp_path, nprocs):
+    run(tmp_path, OPERATIONS, nprocs)
+
+
+EDGES = """
+# Each rank has its own size and unit; without the hint, memory is contiguous in rank order.
+win = MPI.Win.Allocate_shared(8 * rank, rank + 1, comm=comm)
+assert win.flavor == MPI.WIN_FLAVOR_SHARED and win.model == MPI.WIN_UNIFIED
+addresses = []
+for other in range(size):
+    memory, unit = win.Shared_query(other)
+    assert len(memory) == 8 * other and unit == other + 1
+    addresses.append(memory.address if other else None)
+assert all(b - a == 8 * r for r, (a, b) in enumerate(zip(addresses[1:], addresses[2:]), 1))
+first = win.Shared_query(MPI.PROC_NULL)
+assert len(first[0]) == (8 if size > 1 else 0) and first[1] == (2 if size > 1 else 1)
+assert win.attrs[1:] == (8 * rank, rank + 1) and win.Get_attr(MPI.WIN_SIZE) == 8 * rank
+assert win.Get_attr(MPI.WIN_DISP_UNIT) == rank + 1
+assert rank == 0 or win.Get_attr(MPI.WIN_BASE) == win.tomemory().address
+
+# Memory is set to zero, and plain stores are seen after a barrier.
+if size > 1:
+    assert not items(win, "u1", 1).any()
+    comm.Barrier()
+    if rank == 0:
+        items(win, "u1", 1)[:] = 7
+    comm.Barrier()
+    assert (items(win, "u1", 1) == 7).all()
+
+# Nothing is moved to PROC_NULL, and no items to anywhere.
+win.Fence()
+byte = bytearray(1)
+win.Put(b"abc", MPI.PROC_NULL, 1000)
+win.Get(bytearray(b"abc"), MPI.PROC_NULL)
+win.Accumulate([None, MPI.INT], MPI.PROC_NULL)
+win.Get_accumulate(b"abc", bytearray(3), MPI.PROC_NULL)
+win.Fetch_and_op(None, None, MPI.PROC_NULL)
+win.Compare_and_swap(None, None, None, MPI.PROC_NULL)
+win.Put(None, 0)
+win.Get(bytearray(0), 0, 0)
+win.Accumulate(np.zeros(0), size - 1)
+win.Fence()
+for call in (win.Lock, win.Unlock, win.Flush, win.Flush_local):
+    call(MPI.PROC_NULL)
+win.Free()
+
+# A part begins at a cache line, if it need not follow the one before.
+info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+win = MPI.Win.Allocate_shared(3, info=info, comm=comm)
+assert all(win.Shared_query(other)[0].address % 64 == 0 for other in range(size))
+assert win.info["alloc_shared_noncontig"] == "true"
+win.Free()
+
+# Items need not be aligned.
+win = MPI.Win.Allocate_shared(13, comm=comm)
+win.Fence()
+win.Put(np.array([1.5]), right, 5)
+win.Accumulate(np.array([2.5]), right, 5)
+win.Fence()
+assert np.frombuffer(win.tomemory(), "d", 1, 5) == 4
+win.Free()
+
+# Nobody has memory.
+win = MPI.Win.Allocate(0, comm=comm)
+win.Fence()
+assert len(win.tomemory()) == 0 and win.Shared_query(MPI.PROC_NULL)[1] == 1
+assert code_of(win.Put, b"a", 0) == "ERR_RMA_RANGE"
+win.Fence()
+win.Free()
+
+# The window outlives its communicator; views of its memory outlive the window.
+dup = comm.Dup()
+win = MPI.Win.Allocate(8, comm=dup)
+dup.Free()
+win.Fence()
+win.Put(np.array([rank]), right)
+win.Fence()
+mine, copy = items(win, "i8"), MPI.Win(win)
+win.Free()
+assert mine[0] == left and win == MPI.WIN_NULL
+assert code_of(copy.Put, b"a", 0) == "ERR_WIN"
+comm.Barrier()
+
+# The program's own messages do not meet those of the window; the whole memory of a rank is an origin, too.
+win = MPI.Win.Allocate(8, comm=comm)
+request = comm.Irecv(bytearray(8), MPI.ANY_SOURCE)
+win.Post(win.group.Incl([left]))
+win.Start(win.group.Incl([right]))
+win.Put(win.tomemory(), right)
+win.Complete()
+win.Wait()
+assert not request.Test()
+comm.Barrier()
+comm.Send(b"a", right)
+request.Wait()
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 3])
+def test_edges(tmp_path, nprocs):
+    run(tmp_path, EDGES, nprocs)
+
+
+WRONG = """
+win = MPI.Win.Allocate(16, 8, comm=comm)
+x, i, b = np.zeros(2), np.zeros(1, "i8"), bytearray(8)
+null = MPI.WIN_NULL
+custom = MPI.Op.Create(lambda a, b, t: None)
+expected = {
+    "ERR_RMA_SYNC": [
+        (win.Put, x, 0), (win.Get, x, 0), (win.Accumulate, x, 0), (win.Fetch_and_op, i, i.copy(), 0),
+        (win.Unlock, 0), (win.Unlock_all,), (win.Complete,), (win.Wait,), (win.Test,),
+        (win.Flush, 0), (win.Flush_all,), (win.Flush_local, 0), (win.Flush_local_all,),
+    ],
+    "ERR_RANK": [(win.Lock, size), (win.Lock, -5), (win.Shared_query, size), (win.Put, x, size),
+                 (win.Unlock, size)],
+    "ERR_LOCKTYPE": [(win.Lock, 0, 12345)],
+    "ERR_ASSERT": [(win.Lock, 0, MPI.LOCK_SHARED, MPI.MODE_NOPUT), (win.Lock_all, MPI.MODE_NOSTORE)],
+    "ERR_WIN": [(null.Put, x, 0), (null.Free,), (null.Fence,), (null.Get_attr, MPI.WIN_SIZE), (null.Lock, 0),
+                (null.Set_errhandler, MPI.ERRORS_RETURN), (null.Get_group,)],
+    "NotImplementedError": [
+        (MPI.Win.Create, bytearray(8)), (MPI.Win.Create_dynamic,), (win.Attach, b), (win.Detach, b)
+    ],
+    "TypeError": [(MPI.Win.Allocate, "8"), (MPI.Win.Allocate, 8, 1.5)],
+}
+for name, calls in expected.items():
+    for call, *arguments in calls:
+        assert code_of(call, *arguments) == name, (name, call, arguments, code_of(call, *arguments))
+
+win.Fence()
+in_epoch = {
+    "ERR_RMA_RANGE": [(win.Put, x, 0, 1), (win.Get, x, 0, (0, 3)), (win.Accumulate, x, 0, 2),
+                      (win.Put, b"a", 0, 2),
+                      (win.Fetch_and_op, i, i.copy(), 0, 2), (win.Compare_and_swap, i, i, i.copy(), 0, 2)],
+    "ERR_DISP": [(win.Put, x, 0, -1)],
+    "ERR_COUNT": [(win.Put, x, 0, (0, -1)), (win.Accumulate, x, 0, (0, 1)),
+                  (win.Get_accumulate, x, np.zeros(1), 0)],
+    "ERR_TRUNCATE": [(win.Put, x, 0, (0, 1)), (win.Get, np.zeros(1), 0, (0, 2))],
+    "ERR_TYPE": [(win.Accumulate, x, 0, (0, 2, MPI.INT64_T)), (win.Get_accumulate, x, np.zeros(2, "i8"), 0),
+                 (win.Compare_and_swap, x[:1], x[:1], np.zeros(1), 0)],
+    "ERR_OP": [(win.Accumulate, x, 0, None, MPI.OP_NULL), (win.Accumulate, x, 0, 0, custom),
+               (win.Accumulate, x, 0, 0, MPI.BAND), (win.Accumulate, x, 0, 0, MPI.MAXLOC)],
+    "ValueError": [(win.Put, x, 0, (0, 1, MPI.DOUBLE, 0)), (win.Put, x, 0, "0"), (win.Put, [x, 3], 0),
+                   (win.Fetch_and_op, x, i.copy(), 0), (win.Fetch_and_op, i, np.zeros(1), 0),
+                   (win.Compare_and_swap, i, i, bytearray(1), 0), (win.Put, np.zeros(4)[::2], 0)],
+    "BufferError": [(win.Get, b"12345678", 0), (win.Fetch_and_op, i, bytes(8), 0)],
+    "KeyError": [(win.Put, x, 0, (0, 1, "@"))],
+}
+for name, calls in in_epoch.items():
+    for call, *arguments in calls:
+        assert code_of(call, *arguments) == name, (name, call, arguments, code_of(call, *arguments))
+assert not items(win, "d").any()
+win.Fence(MPI.MODE_NOSUCCEED)
+assert code_of(win.Put, x, 0) == "ERR_RMA_SYNC"
+
+# Epochs that are open.
+win.Lock(rank, MPI.LOCK_SHARED)
+assert code_of(win.Lock, rank) == code_of(win.Lock_all) == code_of(win.Start, win.group) == "ERR_RMA_SYNC"
+assert size == 1 or code_of(win.Put, x, right) == "ERR_RMA_SYNC"
+win.Put(x, rank)
+win.Unlock(rank)
+win.Lock_all()
+assert code_of(win.Lock, rank) == code_of(win.Lock_all) == code_of(win.Unlock, rank) == "ERR_RMA_SYNC"
+win.Put(x, right)
+win.Unlock_all()
+win.Post(MPI.GROUP_EMPTY)
+assert code_of(win.Post, MPI.GROUP_EMPTY) == "ERR_RMA_SYNC"
+assert win.Test() is True
+win.Start(MPI.GROUP_EMPTY)
+assert code_of(win.Lock, rank) == "ERR_RMA_SYNC"
+win.Complete()
+assert code_of(win.Start, MPI.GROUP_NULL) == "ERR_GROUP"
+
+# The handler of the window hears of its errors; attributes end with the window.
+heard = []
+handler = MPI.Win.Create_errhandler(lambda handle, code: heard.append((handle == win, code)))
+win.Set_errhandler(handler)
+assert code_of(win.Unlock, 0) == "ERR_RMA_SYNC" and heard == [(True, MPI.ERR_RMA_SYNC)]
+handler.Free()
+keyval = MPI.Win.Create_keyval(delete_fn=lambda handle, key, value: heard.append(value))
+win.Set_attr(keyval, "kept")
+assert win.Get_attr(keyval) == "kept"
+win.Free()
+assert heard[-1] == "kept"
+MPI.Win.Free_keyval(keyval)
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_wrong_arguments(tmp_path, nprocs):
+    run(tmp_path, WRONG, nprocs)
+
+
+ONE_SIDED_ERRORS = """
+if {case} == "size":
+    call = lambda: MPI.Win.Allocate(8 if rank else -1, comm=comm)
+elif {case} == "unit":
+    call = lambda: MPI.Win.Allocate_shared(8, rank, comm=comm)
+else:
+    win = MPI.Win.Allocate(8, comm=comm)
+    if rank == 0:
+        win.Lock(0)
+    call = win.Fence if {case} == "fence" else win.Free
+names = comm.allgather(code_of(call)) if {case} in ("fence", "free") else [code_of(call)]
+if len(names) == 2:
+    assert names == ["ERR_RMA_SYNC", "ERR_OTHER"], names
+else:
+    assert names == [{{"size": "ERR_SIZE", "unit": "ERR_DISP"}}[{case}] if rank == 0 else "ERR_OTHER"], names
+"""
+
+
+@pytest.mark.parametrize("case", ["size", "unit", "fence", "free"])
+def test_an_error_of_one_rank_keeps_no_other_waiting(tmp_path, case):
+    run(tmp_path, ONE_SIDED_ERRORS.format(case=repr(case)), 2)
+
+
+ATOMIC = """
+TURNS = 300
+win = MPI.Win.Allocate(4096 if rank == 0 else 0, 8, comm=comm)
+comm.Barrier()
+
+# Every ticket is given once; complex sums lose nothing; a value that is compared and swapped counts well.
+tickets, got, one = [], np.zeros(1, "i8"), np.ones(1, "i8")
+pairs, seen = np.full(100, 1 - 1j), np.zeros(100, "c16")
+win.Lock_all()
+for turn in range(TURNS):
+    win.Fetch_and_op(one, got, 0, 0)
+    tickets.append(int(got[0]))
+    win.Accumulate(pairs, 0, 10)
+    win.Get(seen, 0, 10)
+    assert (seen.real == -seen.imag).all() and seen[0].real >= turn + 1, seen
+    while True:
+        win.Get(got, 0, 1)
+        known = got.copy()
+        win.Compare_and_swap(known + 1, known, got, 0, 1)
+        if got[0] == known[0]:
+            break
+win.Unlock_all()
+everything = comm.allgather(tickets)
+assert sorted(sum(everything, [])) == list(range(size * TURNS))
+assert all(mine == sorted(mine) for mine in everything)
+comm.Barrier()
+if rank == 0:
+    assert items(win, "i8")[1] == size * TURNS
+    assert (items(win, "c16")[5:105] == size * TURNS * (1 - 1j)).all()
+
+# One rank at a time, with an exclusive lock; with shared ones, no rank sees what a writer has half done.
+values = np.zeros(2, "i8")
+for turn in range(TURNS):
+    win.Lock(0, MPI.LOCK_SHARED if turn % 3 else MPI.LOCK_EXCLUSIVE)
+    win.Get([values, 1], 0, 300)
+    win.Get([values, (1, 1)], 0, 301)
+    assert values[0] == values[1], values
+    if turn % 3 == 0:
+        values += 1
+        win.Put([values, 1], 0, 300)
+        win.Put([values, (1, 1)], 0, 301)
+    win.Unlock(0)
+comm.Barrier()
+if rank == 0:
+    assert items(win, "i8")[300] == size * len(range(0, TURNS, 3))
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [2, 5])
+def test_atomicity(tmp_path, nprocs):
+    run(tmp_path, ATOMIC, nprocs)
+
+
+EPOCHS = """
+win = MPI.Win.Allocate(8 * size, 8, comm=comm)
+mine = items(win, "i8")
+
+# Rank 0 is accessed by the others after its Post, and sees their values after Wait.
+group = win.Get_group()
+others, first = group.Excl([0]), group.Incl([0])
+for turn in range(50):
+    if rank == 0:
+        mine[:] = turn
+        win.Post(others)
+        while turn % 2 and not win.Test():
+            pass
+        if turn % 2 == 0:
+            win.Wait()
+        assert list(mine[1:]) == [1000 * other + turn for other in range(1, size)], mine
+    else:
+        found = np.zeros(1, "i8")
+        win.Start(first)
+        win.Get(found, 0, 0)
+        assert found[0] == turn
+        win.Put(np.array([1000 * rank + turn]), 0, rank)
+        win.Complete()
+
+# Without checks, the program itself sees to the order.
+if rank == 0:
+    win.Post(others, MPI.MODE_NOCHECK)
+comm.Barrier()
+if rank:
+    win.Start(first, MPI.MODE_NOCHECK)
+    win.Put(np.array([-rank]), 0, rank)
+    win.Complete()
+else:
+    win.Wait()
+    assert list(mine[1:]) == [-other for other in range(1, size)]
+comm.Barrier()
+if rank == 0:
+    win.Lock(0, assertion=MPI.MODE_NOCHECK)
+    win.Put(np.array([5]), 0)
+    win.Flush(0)
+    win.Unlock(0)
+comm.Barrier()
+
+# A shared lock keeps out an exclusive one, until it is given back.
+if rank:
+    win.Lock(0, MPI.LOCK_SHARED)
+    comm.Barrier()
+    time.sleep(0.05)
+    assert items(win, "i8", 0)[0] == 5
+    win.Unlock(0)
+else:
+    comm.Barrier()
+    win.Lock(0)
+    win.Put(np.array([6]), 0)
+    win.Unlock(0)
+comm.Barrier()
+win.Sync()
+assert items(win, "i8", 0)[0] == 6
+comm.Barrier()
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [2, 3])
+def test_epochs(tmp_path, nprocs):
+    run(tmp_path, EPOCHS, nprocs)
+
+
+DEATH = """
+win = MPI.Win.Allocate(8, comm=comm)
+if rank == 1:
+    win.Lock(0, {kind})
+comm.Barrier()
+if rank == 1:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    win.Lock(0)
+except MPI.Exception as error:
+    assert error.Get_error_class() == MPI.ERR_PROC_FAILED, error
+    os.write(1, b"%d %s\\n" % (error.__cause__.rank, type(error.__cause__).__name__.encode()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["MPI.LOCK_EXCLUSIVE", "MPI.LOCK_SHARED"])
+def test_a_rank_that_dies_with_a_lock_is_an_error_of_those_who_wait(tmp_path, kind):
+    done = run_code(tmp_path, HEAD + DEATH.format(kind=kind), "--no-prefix", "--keep-going", nprocs=3)
+    assert done.stdout.splitlines() == ["1 RankFailed"] * 2, done.stdout + done.stderr
+    assert "killed by SIGKILL" in done.stderr
+
+
+MEMORY = """
+NBYTES = 8 << 20
+
+def touched():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem:"))
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+MPI.Win.Allocate(NBYTES, comm=comm).Free()
+before, open_before = touched(), descriptors()
+for turn in range(20):
+    win = MPI.Win.Allocate(NBYTES, comm=comm)
+    items(win, "u1")[:] = 1
+    assert touched() >= before + NBYTES
+    win.Free()
+comm.Barrier()
+assert touched() < before + NBYTES // 2, (touched(), before)
+assert descriptors() <= open_before + 2, (descriptors(), open_before)
+"""
+
+
+def test_free_frees_the_memory(tmp_path):
+    run(tmp_path, MEMORY, 2)
+
+
+LARGE = """
+# Longer messages than those that exclude accumulates; the memory beside them stays.
+x = np.arange(1 << 18, dtype="i4") + rank
+win = MPI.Win.Allocate(x.nbytes + 8, 4, comm=comm)
+win.Fence()
+win.Put(x, right, 1)
+win.Fence()
+mine = items(win, "i4")
+assert (mine[1:-1] == np.arange(1 << 18) + left).all() and mine[0] == mine[-1] == 0
+y = np.zeros_like(x)
+win.Get(y, right, 1)
+assert (y == x).all()
+win.Fence()
+win.Accumulate(x, 0, 1)
+win.Fence()
+total = sum(np.arange(1 << 18) + r for r in range(size))
+assert rank or (mine[1:-1] == np.arange(1 << 18) + size - 1 + total).all()
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 3])
+def test_long_messages(tmp_path, nprocs):
+    run(tmp_path, LARGE, nprocs)
