@@ -37,25 +37,30 @@ static inline sr_c128 sr_multiply_c128(sr_c128 a, sr_c128 b) {
 
 /* ---- from memory to the accumulator and back ---- */
 #define SR_AS_IS(x) (x)
-#define SR_IS_TRUE(x) ((x) != 0)
-#define SR_IS_TRUE_16(x) (((x) & 0x7fffu) != 0)
-#define SR_IS_TRUE_8(x) (((x) & 0x7fu) != 0)
-#define SR_IS_TRUE_C64(x) (((x) & 0x7fffffff7fffffffu) != 0)
-#define SR_IS_TRUE_C128(x) (((x).re != 0) | ((x).im != 0))
 
-/* One or zero of the dtype, from an accumulator that is 1 or 0. Small floats and complex64 are given by their bits. */
-#define SR_ONE_FLOAT(x) ((x) ? 1 : 0)
-#define SR_ONE_F16(x) ((x) ? 0x3c00u : 0)
-#define SR_ONE_BF16(x) ((x) ? 0x3f80u : 0)
-#define SR_ONE_E4M3FN(x) ((x) ? 0x38u : 0)
-#define SR_ONE_E5M2(x) ((x) ? 0x3cu : 0)
-#define SR_ONE_C64(x) ((x) ? (uint64_t)sr_one_c64 : 0)
-#define SR_ONE_C128(x) ((sr_c128){(x) ? 1 : 0, 0})
+/* Truth is a matter of bits: an item is true if a bit of its dtype's mask is set. `parameter`, the dtype, must be in
+ * scope. The accumulator is 1 or 0; `one` is the dtype's one. */
+static const struct { uint64_t mask, one; } sr_truth[SR_DTYPES] = {
+    [SR_U8] = {UINT8_MAX, 1},
+    [SR_U16] = {UINT16_MAX, 1},
+    [SR_U32] = {UINT32_MAX, 1},
+    [SR_U64] = {UINT64_MAX, 1},
+    [SR_F16] = {0x7fff, 0x3c00},
+    [SR_BF16] = {0x7fff, 0x3f80},
+    [SR_F32] = {0x7fffffff, 0x3f800000},
+    [SR_F64] = {INT64_MAX, 0x3ff0000000000000},
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-static const uint64_t sr_one_c64 = 0x3f800000u;
+    [SR_C64] = {0x7fffffff7fffffff, 0x3f800000},
 #else
-static const uint64_t sr_one_c64 = (uint64_t)0x3f800000u << 32;
+    [SR_C64] = {0x7fffffff7fffffff, 0x3f80000000000000},
 #endif
+    [SR_F8_E4M3FN] = {0x7f, 0x38},
+    [SR_F8_E5M2] = {0x7f, 0x3c},
+};
+#define SR_IS_TRUE(x) (((x) & (__typeof__(x))sr_truth[parameter].mask) != 0)
+#define SR_ONE(x) ((x) * (__typeof__(x))sr_truth[parameter].one)
+#define SR_IS_TRUE_C128(x) (((x).re != 0) | ((x).im != 0))
+#define SR_ONE_C128(x) ((sr_c128){(x) ? 1 : 0, 0})
 
 static inline float sr_float_of(uint32_t bits) {
     float value;
@@ -149,8 +154,8 @@ static inline float sr_int8_scale(uint32_t magnitude) {
     return scale < least ? least : scale > greatest ? greatest : scale;
 }
 
-/* SR_AVG: `divisor` must be in scope where these are expanded. */
-#define SR_DIVIDED_F32(x) ((x) / (float)divisor)
-#define SR_DIVIDED_F64(x) ((x) / (double)divisor)
+/* SR_AVG: `parameter`, the divisor, must be in scope. */
+#define SR_DIVIDED_F32(x) ((x) / (float)parameter)
+#define SR_DIVIDED_F64(x) ((x) / (double)parameter)
 
 #endif

@@ -36,6 +36,9 @@
  * lines. */
 #define SR_STAGE_NBYTES 1024
 
+/* Items that are widened at a time where the loops of float32 fold them. */
+#define SR_WIDE_TILE 256
+
 /* The task of a run: fold src[0..nsrc) over count items. Offsets are in bytes. */
 struct sr_work {
     char *const *dst;
@@ -48,7 +51,7 @@ struct sr_work {
     int ndst;
     int nsrc;
     uint32_t stream;
-    uint32_t divisor;
+    uint32_t parameter; /* the divisor of avg; the dtype of land, lor and lxor */
 };
 typedef void sr_run_fn(const struct sr_work *work);
 
@@ -61,10 +64,10 @@ struct sr_item {
     size_t nbytes;
     size_t acc_nbytes; /* of an accumulator */
     int is_loaded;     /* 1 if the accumulator differs from the item */
-    void (*load)(void *acc, const void *src, size_t count);
-    void (*load_two)(void *acc, const void *src0, const void *src1, size_t count);
-    void (*add)(void *acc, const void *src, size_t count);
-    void (*store)(void *block, const void *acc, size_t count, uint32_t divisor); /* NULL: the accumulator is the item */
+    void (*load)(void *acc, const void *src, size_t count, uint32_t parameter);
+    void (*load_two)(void *acc, const void *src0, const void *src1, size_t count, uint32_t parameter);
+    void (*add)(void *acc, const void *src, size_t count, uint32_t parameter);
+    void (*store)(void *block, const void *acc, size_t count, uint32_t parameter); /* NULL: the accumulator is the item */
 };
 
 /* One dtype and op for one instruction set, for the code outside of the loops. */
@@ -233,7 +236,9 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
     __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(nbytes) : : "memory");
 }
 
+/* For processors older than 2013, so the size of the code counts more than its speed. */
 #define SR_ISA sse2
+#define SR_SHAPES 0
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) _mm_storeu_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
@@ -241,6 +246,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #include "loop.h"
 
 #define SR_ISA avx2
+#define SR_SHAPES 1
 #define SR_TARGET __attribute__((target("avx2,f16c")))
 #define SR_VECTOR_NBYTES 32
 #define SR_F16C
@@ -249,6 +255,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #include "loop.h"
 
 #define SR_ISA avx512
+#define SR_SHAPES 1
 #define SR_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
 #define SR_VECTOR_NBYTES 64
 #define SR_F16C
@@ -260,6 +267,7 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 /* Copies, and folds of two sources, with ordinary stores: on Zen 4, half lines are up to 12 % faster from L3 and memory
  * than whole lines, and equally fast from L1 and L2 (bench/engine/bench_kernels.py --isa avx512,avx2). */
 #define SR_ORDINARY(function) function##_avx2
+#define SR_REMAINDER(function) function##_avx2
 #include "loop.h"
 
 /* Return whether the CPU has the instructions (CPUID) and the operating system saves their registers (XCR0). */
@@ -292,6 +300,7 @@ typedef __fp16 half_anywhere __attribute__((aligned(1), may_alias));
 
 /* On aarch64 a streaming store (STNP) is a hint with hardly any effect, so ordinary stores are used. */
 #define SR_ISA neon
+#define SR_SHAPES 1
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) vst1q_u8((uint8_t *)(dst), vld1q_u8((const uint8_t *)(block)))
@@ -303,6 +312,7 @@ static const struct sr_kernels *const sr_kernels_built[] = {&sr_kernels_neon};
 
 #else
 #define SR_ISA scalar
+#define SR_SHAPES 0
 #define SR_TARGET
 #define SR_VECTOR_NBYTES 16
 #define SR_PUT(dst, block) memcpy((dst), (block), 16)

@@ -1,6 +1,6 @@
 /* The reduction loops, in plain C. kernels.c includes this file once for each instruction set, and defines before:
  * SR_ISA (the suffix of the names), SR_TARGET (a function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block
- * stores).
+ * stores), and SR_SHAPES: 1 if the most frequent numbers of sources and destinations have loops of their own.
  *
  * A block is one vector register of output. A run proceeds block by block: load, widen and fold the items of all
  * sources, narrow them, and write the block to every destination by an ordinary or a streaming store. Nothing goes
@@ -12,13 +12,14 @@
 #define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
 #ifndef SR_ORDINARY
 #define SR_ORDINARY SR_OF_ISA
+#define SR_REMAINDER SR_OF_ISA
 #endif
 #ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
 #else
 #define SR_INLINE SR_TARGET static inline /* debug and sanitizer builds would take minutes */
 #endif
-#define SR_RUN SR_TARGET static __attribute__((noinline))
+#define SR_RUN SR_TARGET static __attribute__((noinline, unused)) /* unused: see SR_REMAINDER */
 
 SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, int streaming) {
     if (nbytes != SR_VECTOR_NBYTES)
@@ -46,28 +47,28 @@ SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct sr_item 
     char block[SR_VECTOR_NBYTES] __attribute__((aligned(64)));
     const size_t at = w.src_offset + i * item.nbytes;
     if (known) {
-        item.load_two(acc, w.src[0] + at, w.src[1] + at, count);
-        if (w.nsrc > 2) item.add(acc, w.src[2] + at, count);
-        if (w.nsrc > 3) item.add(acc, w.src[3] + at, count);
-        if (w.nsrc > 4) item.add(acc, w.src[4] + at, count);
+        item.load_two(acc, w.src[0] + at, w.src[1] + at, count, w.parameter);
+        if (w.nsrc > 2) item.add(acc, w.src[2] + at, count, w.parameter);
+        if (w.nsrc > 3) item.add(acc, w.src[3] + at, count, w.parameter);
+        if (w.nsrc > 4) item.add(acc, w.src[4] + at, count, w.parameter);
     } else {
         int s = 0;
         if (w.from != NULL)
             memcpy(acc, w.from + i * item.acc_nbytes, count * item.acc_nbytes);
         else if (w.nsrc > 1 && !item.is_loaded)
-            item.load_two(acc, w.src[0] + at, w.src[1] + at, count), s = 2;
+            item.load_two(acc, w.src[0] + at, w.src[1] + at, count, w.parameter), s = 2;
         else
-            item.load(acc, w.src[0] + at, count), s = 1;
+            item.load(acc, w.src[0] + at, count, w.parameter), s = 1;
         SR_ROLLED for (; s < w.nsrc; s++) {
             SR_KEEP_NEST();
-            item.add(acc, w.src[s] + at, count);
+            item.add(acc, w.src[s] + at, count, w.parameter);
         }
     }
     if (w.to != NULL) {
         memcpy(w.to + i * item.acc_nbytes, acc, count * item.acc_nbytes);
         return;
     }
-    if (item.store != NULL) item.store(block, acc, count, w.divisor);
+    if (item.store != NULL) item.store(block, acc, count, w.parameter);
     const char *const result = item.store != NULL ? block : acc;
     int32_t stream = (int32_t)w.stream; /* signed: the shift keeps bit 31 for dst[31] and all after it */
     SR_ROLLED for (int d = 0; d < w.ndst; d++, stream >>= 1)
@@ -90,10 +91,12 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_it
     return i;
 }
 
-/* Fold the remaining items, fewer than a block, in at most one block of a half, of a quarter, and so on: a dozen items
- * take a few nanoseconds. For widened items that would be much code for little gain: they go by eights and ones. */
+/* Fold the remaining items in whole blocks, then in at most one block of a half, of a quarter, and so on: a dozen items
+ * take a few nanoseconds. There is a whole block only if an instruction set with longer blocks leaves its remainder to
+ * this one. For widened items halves would be much code for little gain: they go by eights and ones. */
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
+    SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, 0);
     if (item.acc_nbytes > item.nbytes) {
         for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
         for (; i < w.count; i++) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
@@ -130,9 +133,10 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     return SR_OF_ISA(sr_shape)(two, item, 2, 2, w.stream, 0);
 }
 
-/* Fold any number of sources, a few of them in registers. Accumulators that are items count as one more source. */
+/* Fold any number of sources, three to five of them in registers. Accumulators that are items count as one more source. */
 SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
-    if (item.is_loaded || w.nsrc + (w.from != NULL) > SR_FUSED_SOURCES)
+    const int nall = w.nsrc + (w.from != NULL);
+    if (!SR_SHAPES || item.is_loaded || nall < 3 || nall > SR_FUSED_SOURCES)
         return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
     const char *src[SR_FUSED_SOURCES] = {NULL};
     int nsrc = 0;
@@ -140,31 +144,31 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     for (int s = 0; s < w.nsrc; s++) src[nsrc++] = w.src[s] + w.src_offset;
     struct sr_work few = w;
     few.src = src, few.src_offset = 0;
-    switch (nsrc) {
-    case 1: return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
-    case 2: return SR_OF_ISA(sr_shape)(few, item, 2, w.ndst, w.stream, 0);
-    case 3: return SR_OF_ISA(sr_shape)(few, item, 3, w.ndst, w.stream, 0);
-    case 4: return SR_OF_ISA(sr_shape)(few, item, 4, w.ndst, w.stream, 0);
-    default: return SR_OF_ISA(sr_shape)(few, item, SR_FUSED_SOURCES, w.ndst, w.stream, 0);
-    }
+    if (nsrc == 3) return SR_OF_ISA(sr_shape)(few, item, 3, w.ndst, w.stream, 0);
+    if (nsrc == 4) return SR_OF_ISA(sr_shape)(few, item, 4, w.ndst, w.stream, 0);
+    return SR_OF_ISA(sr_shape)(few, item, SR_FUSED_SOURCES, w.ndst, w.stream, 0);
 }
 
 /* ---- one dtype and op: its loops, its run, and the function that the table holds ---- */
 
 #define SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                    \
-    SR_INLINE void SR_OF_ISA(tag##_load)(void *acc, const void *src, size_t count) {                         \
+    SR_INLINE void SR_OF_ISA(tag##_load)(void *acc, const void *src, size_t count, uint32_t parameter) {     \
         const T##_anywhere *x = src;                                                                         \
+        (void)parameter;                                                                                     \
         SR_VECTOR for (size_t i = 0; i < count; i++)((A##_anywhere *)acc)[i] = (A)LOAD(x[i]);                \
     }                                                                                                        \
-    SR_INLINE void SR_OF_ISA(tag##_load_two)(void *acc, const void *src0, const void *src1, size_t count) {  \
+    SR_INLINE void SR_OF_ISA(tag##_load_two)(void *acc, const void *src0, const void *src1, size_t count,    \
+                                             uint32_t parameter) {                                           \
         const T##_anywhere *x = src0, *y = src1;                                                             \
+        (void)parameter;                                                                                     \
         SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
             const A a = (A)LOAD(x[i]), b = (A)LOAD(y[i]);                                                    \
             ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                          \
         }                                                                                                    \
     }                                                                                                        \
-    SR_INLINE void SR_OF_ISA(tag##_add)(void *acc, const void *src, size_t count) {                          \
+    SR_INLINE void SR_OF_ISA(tag##_add)(void *acc, const void *src, size_t count, uint32_t parameter) {      \
         const T##_anywhere *x = src;                                                                         \
+        (void)parameter;                                                                                     \
         SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
             const A a = ((A##_anywhere *)acc)[i], b = (A)LOAD(x[i]);                                         \
             ((A##_anywhere *)acc)[i] = (A)OP(a, b);                                                          \
@@ -172,8 +176,8 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     }
 
 #define SR_ITEM_STORE(tag, T, A, STORE)                                                                      \
-    SR_INLINE void SR_OF_ISA(tag##_store)(void *block, const void *acc, size_t count, uint32_t divisor) {    \
-        (void)divisor;                                                                                       \
+    SR_INLINE void SR_OF_ISA(tag##_store)(void *block, const void *acc, size_t count, uint32_t parameter) {  \
+        (void)parameter;                                                                                     \
         SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
             const A a = ((const A##_anywhere *)acc)[i];                                                      \
             ((T##_anywhere *)block)[i] = (T)STORE(a);                                                        \
@@ -184,7 +188,7 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     ((struct sr_item){sizeof(T), sizeof(A), IS_LOADED, SR_OF_ISA(tag##_load), SR_OF_ISA(tag##_load_two),     \
                       SR_OF_ISA(tag##_add), STORE})
 
-#define SR_ITEM_FOLD(tag, T, A, IS_LOADED, STORE)                                                            \
+#define SR_ITEM_RUN(tag, T, A, IS_LOADED, STORE)                                                             \
     SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                    \
         return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
     }                                                                                                        \
@@ -197,22 +201,26 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                    \
         size_t done = 0;                                                                                     \
         if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
-            const int is_pair = w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;            \
+            const int is_pair =                                                                              \
+                SR_SHAPES && w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;               \
             if (is_pair && w->stream == 0 && sizeof(A) == sizeof(T))                                         \
-                done = SR_ORDINARY(tag##_two_sources)(w);                                               \
+                done = SR_ORDINARY(tag##_two_sources)(w);                                                    \
             else if (is_pair)                                                                                \
                 done = SR_OF_ISA(tag##_two_sources)(w);                                                      \
             else                                                                                             \
                 done = SR_OF_ISA(tag##_any_sources)(w);                                                      \
         }                                                                                                    \
-        if (done < w->count) SR_OF_ISA(tag##_remainder)(w, done);                                            \
-    }                                                                                                        \
+        if (done < w->count) SR_REMAINDER(tag##_remainder)(w, done);                                         \
+    }
+
+/* The function that the table holds, for a run. */
+#define SR_FOLD_OF_RUN(tag, T, A)                                                                            \
     static void SR_OF_ISA(tag)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
-                               size_t count, uint32_t divisor) {                                             \
+                               size_t count, uint32_t parameter) {                                           \
         static const struct sr_runner runner = {SR_OF_ISA(tag##_run), SR_OF_ISA(sr_stream), sizeof(T),       \
                                                 sizeof(A)};                                                  \
         const struct sr_work w = {(char *const *)dst, (const char *const *)src, NULL, NULL, 0, 0, count,     \
-                                  ndst, nsrc, stream, divisor};                                              \
+                                  ndst, nsrc, stream, parameter};                                            \
         const size_t short_nbytes = nsrc <= SR_FUSED_SOURCES ? SR_ALIGN_FOLD_BEYOND_NBYTES : SR_SHORT_NBYTES;  \
         if (stream == 0 && count * sizeof(T) <= short_nbytes)                                                \
             SR_OF_ISA(tag##_run)(&w);                                                                        \
@@ -220,36 +228,108 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
             sr_fold(&runner, w);                                                                             \
     }
 
+#define SR_ITEM_FOLD(tag, T, A, IS_LOADED, STORE)                                                            \
+    SR_ITEM_RUN(tag, T, A, IS_LOADED, STORE)                                                                 \
+    SR_FOLD_OF_RUN(tag, T, A)
+
 #define SR_FOLD(tag, T, A, LOAD, IS_LOADED, OP, STORE)                                                       \
     SR_ITEM_LOAD(tag, T, A, LOAD, OP)                                                                        \
     SR_ITEM_STORE(tag, T, A, STORE)                                                                          \
     SR_ITEM_FOLD(tag, T, A, IS_LOADED, SR_OF_ISA(tag##_store))
 
-/* ---- floats of 16 and 8 bits: accumulators of a block in an order of its own ---- */
+#define SR_PLAIN(tag, T, OP)                                                                                 \
+    SR_ITEM_LOAD(tag, T, T, SR_AS_IS, OP)                                                                    \
+    SR_ITEM_FOLD(tag, T, T, 0, NULL)
 
-/* A block is read as words of several items. Word i's k-th item goes to wide[k * words + i], so that neither
- * widening nor narrowing moves anything between the lanes of a vector. */
-#define SR_SMALL_BLOCKS(tag, T, WIDEN, NARROW)                                                               \
-    SR_INLINE void SR_OF_ISA(tag##_widen)(float *wide, const void *items, size_t count) {                    \
-        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                               \
-        const size_t words = count / PER_WORD;                                                               \
-        if (count == 1) *wide = WIDEN(*(const T##_anywhere *)items);                                         \
-        for (size_t k = 0; k < PER_WORD; k++)                                                                \
-            SR_VECTOR for (size_t i = 0; i < words; i++) wide[k * words + i] =                               \
-                WIDEN(((const uint32_t_anywhere *)items)[i] >> k * NBITS & ((1u << NBITS) - 1));             \
-    }                                                                                                        \
-    SR_INLINE void SR_OF_ISA(tag##_narrow)(void *items, const float *wide, size_t count) {                   \
-        enum { NBITS = 8 * sizeof(T), PER_WORD = 32 / NBITS };                                               \
-        const size_t words = count / PER_WORD;                                                               \
-        if (count == 1) *(T##_anywhere *)items = (T)NARROW(*wide);                                           \
-        SR_VECTOR for (size_t i = 0; i < words; i++) {                                                       \
-            uint32_t word = NARROW(wide[i]);                                                                 \
-            word |= NARROW(wide[words + i]) << NBITS;                                                        \
-            if (PER_WORD == 4) word |= NARROW(wide[2 * words % count + i]) << 2 * NBITS % 32;                \
-            if (PER_WORD == 4) word |= NARROW(wide[3 * words % count + i]) << 3 * NBITS % 32;                \
-            ((uint32_t_anywhere *)items)[i] = word;                                                          \
-        }                                                                                                    \
+#define SR_MIN_MAX(tag, T) SR_PLAIN(tag##_min, T, SR_LESSER) SR_PLAIN(tag##_max, T, SR_GREATER)
+
+#define SR_INT(tag, T)                                                                                       \
+    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                           \
+    SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT)                                                                 \
+    SR_MIN_MAX(tag, T)
+
+#define SR_FLOAT(tag, T, DIVIDED)                                                                            \
+    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                           \
+    SR_PLAIN(tag##_prod, T, SR_MULTIPLY)                                                                     \
+    SR_PLAIN(tag##_min, T, SR_LESSER_OR_NAN)                                                                 \
+    SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                \
+    SR_FOLD(tag##_avg, T, T, SR_AS_IS, 0, SR_ADD, DIVIDED)
+
+SR_INT(u8, uint8_t)
+SR_INT(u16, uint16_t)
+SR_INT(u32, uint32_t)
+SR_INT(u64, uint64_t)
+SR_MIN_MAX(i8, int8_t)
+SR_MIN_MAX(i16, int16_t)
+SR_MIN_MAX(i32, int32_t)
+SR_MIN_MAX(i64, int64_t)
+SR_PLAIN(u8_band, uint8_t, SR_AND)
+SR_PLAIN(u8_bor, uint8_t, SR_OR)
+SR_PLAIN(u8_bxor, uint8_t, SR_XOR)
+SR_FLOAT(f32, float, SR_DIVIDED_F32)
+SR_FLOAT(f64, double, SR_DIVIDED_F64)
+#ifndef SR_UNFUSED
+#define SR_UNFUSED SR_OF_ISA
+SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
+SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
+#endif
+
+/* ---- land, lor, lxor: one loop for all dtypes of a size ---- */
+
+#define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                    \
+    SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                         \
+    SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                           \
+    SR_FOLD(tag##_lxor, T, A, TRUTH, 1, SR_XOR, ONE)
+
+SR_LOGICAL(bits8, uint8_t, uint8_t, SR_IS_TRUE, SR_ONE)
+SR_LOGICAL(bits16, uint16_t, uint16_t, SR_IS_TRUE, SR_ONE)
+SR_LOGICAL(bits32, uint32_t, uint32_t, SR_IS_TRUE, SR_ONE)
+SR_LOGICAL(bits64, uint64_t, uint64_t, SR_IS_TRUE, SR_ONE)
+SR_LOGICAL(c128, sr_c128, uint64_t, SR_IS_TRUE_C128, SR_ONE_C128)
+
+#define SR_LOGICAL_OF(tag, op, bits, dtype)                                                                  \
+    static void SR_OF_ISA(tag##_##op)(void *const *dst, int ndst, uint32_t stream, const void *const *src,   \
+                                      int nsrc, size_t count, uint32_t divisor) {                            \
+        (void)divisor;                                                                                       \
+        SR_OF_ISA(bits##_##op)(dst, ndst, stream, src, nsrc, count, dtype);                                  \
     }
+#define SR_LOGICAL_OPS(tag, bits, dtype)                                                                     \
+    SR_LOGICAL_OF(tag, land, bits, dtype)                                                                    \
+    SR_LOGICAL_OF(tag, lor, bits, dtype)                                                                     \
+    SR_LOGICAL_OF(tag, lxor, bits, dtype)
+
+SR_LOGICAL_OPS(u8, bits8, SR_U8)
+SR_LOGICAL_OPS(u16, bits16, SR_U16)
+SR_LOGICAL_OPS(u32, bits32, SR_U32)
+SR_LOGICAL_OPS(u64, bits64, SR_U64)
+SR_LOGICAL_OPS(f16, bits16, SR_F16)
+SR_LOGICAL_OPS(bf16, bits16, SR_BF16)
+SR_LOGICAL_OPS(f32, bits32, SR_F32)
+SR_LOGICAL_OPS(f64, bits64, SR_F64)
+SR_LOGICAL_OPS(c64, bits64, SR_C64)
+SR_LOGICAL_OPS(e4m3fn, bits8, SR_F8_E4M3FN)
+SR_LOGICAL_OPS(e5m2, bits8, SR_F8_E5M2)
+
+/* ---- floats of 16 bits: accumulators of a block in an order of its own ---- */
+
+#if SR_SHAPES
+/* A block is read as words of two items. The first items of all words come first in `wide`, so that neither widening
+ * nor narrowing moves anything between the lanes of a vector. */
+SR_INLINE void SR_OF_ISA(bf16_widen)(float *wide, const void *items, size_t count) {
+    const size_t words = count / 2;
+    if (count == 1) *wide = sr_widen_bf16(*(const uint16_t_anywhere *)items);
+    for (size_t k = 0; k < 2; k++)
+        SR_VECTOR for (size_t i = 0; i < words; i++) wide[k * words + i] =
+            sr_widen_bf16(((const uint32_t_anywhere *)items)[i] >> k * 16 & 0xffffu);
+}
+
+SR_INLINE void SR_OF_ISA(bf16_narrow)(void *items, const float *wide, size_t count) {
+    const size_t words = count / 2;
+    if (count == 1) *(uint16_t_anywhere *)items = (uint16_t)sr_narrow_bf16(*wide);
+    SR_VECTOR for (size_t i = 0; i < words; i++)((uint32_t_anywhere *)items)[i] =
+        sr_narrow_bf16(wide[i]) | sr_narrow_bf16(wide[words + i]) << 16;
+}
+#endif
 
 #ifdef SR_F16C
 SR_INLINE void SR_OF_ISA(f16_widen)(float *wide, const void *items, size_t count) {
@@ -296,19 +376,17 @@ SR_INLINE void SR_OF_ISA(f16_narrow)(void *items, const float *wide, size_t coun
     const float16x8_t half = vcombine_f16(vcvt_f16_f32(vld1q_f32(wide)), vcvt_f16_f32(vld1q_f32(wide + 4)));
     vst1q_u8(items, vreinterpretq_u8_f16(half));
 }
-#else
-SR_SMALL_BLOCKS(f16, uint16_t, sr_widen_f16, sr_narrow_f16)
 #endif
-SR_SMALL_BLOCKS(bf16, uint16_t, sr_widen_bf16, sr_narrow_bf16)
-SR_SMALL_BLOCKS(e4m3fn, uint8_t, sr_widen_e4m3fn, sr_narrow_e4m3fn)
-SR_SMALL_BLOCKS(e5m2, uint8_t, sr_widen_e5m2, sr_narrow_e5m2)
 
-#define SR_SMALL_FOLD(tag, op, T, OP, FINISH)                                                                \
-    SR_INLINE void SR_OF_ISA(tag##_##op##_load)(void *acc, const void *src, size_t count) {                  \
+#define SR_SMALL_FOLD(tag, op, OP, FINISH)                                                                   \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_load)(void *acc, const void *src, size_t count,                    \
+                                                uint32_t parameter) {                                        \
+        (void)parameter;                                                                                     \
         SR_OF_ISA(tag##_widen)(acc, src, count);                                                             \
     }                                                                                                        \
-    SR_INLINE void SR_OF_ISA(tag##_##op##_add)(void *acc, const void *src, size_t count) {                   \
-        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                            \
+    SR_INLINE void SR_OF_ISA(tag##_##op##_add)(void *acc, const void *src, size_t count, uint32_t parameter) { \
+        float wide[SR_VECTOR_NBYTES / sizeof(uint16_t)];                                                     \
+        (void)parameter;                                                                                     \
         SR_OF_ISA(tag##_widen)(wide, src, count);                                                            \
         SR_VECTOR for (size_t i = 0; i < count; i++) {                                                       \
             const float a = ((float_anywhere *)acc)[i], b = wide[i];                                         \
@@ -316,79 +394,90 @@ SR_SMALL_BLOCKS(e5m2, uint8_t, sr_widen_e5m2, sr_narrow_e5m2)
         }                                                                                                    \
     }                                                                                                        \
     SR_INLINE void SR_OF_ISA(tag##_##op##_load_two)(void *acc, const void *src0, const void *src1,           \
-                                                    size_t count) {                                          \
-        SR_OF_ISA(tag##_##op##_load)(acc, src0, count);                                                      \
-        SR_OF_ISA(tag##_##op##_add)(acc, src1, count);                                                       \
+                                                    size_t count, uint32_t parameter) {                      \
+        SR_OF_ISA(tag##_##op##_load)(acc, src0, count, parameter);                                           \
+        SR_OF_ISA(tag##_##op##_add)(acc, src1, count, parameter);                                            \
     }                                                                                                        \
     SR_INLINE void SR_OF_ISA(tag##_##op##_store)(void *block, const void *acc, size_t count,                 \
-                                                 uint32_t divisor) {                                         \
-        float wide[SR_VECTOR_NBYTES / sizeof(T)];                                                            \
-        (void)divisor;                                                                                       \
+                                                 uint32_t parameter) {                                       \
+        float wide[SR_VECTOR_NBYTES / sizeof(uint16_t)];                                                     \
+        (void)parameter;                                                                                     \
         SR_VECTOR for (size_t i = 0; i < count; i++) wide[i] = FINISH(((const float_anywhere *)acc)[i]);     \
         SR_OF_ISA(tag##_narrow)(block, wide, count);                                                         \
     }                                                                                                        \
-    SR_ITEM_FOLD(tag##_##op, T, float, 1, SR_OF_ISA(tag##_##op##_store))
+    SR_ITEM_FOLD(tag##_##op, uint16_t, float, 1, SR_OF_ISA(tag##_##op##_store))
+
+#define SR_SMALL_FLOAT(tag)                                                                                  \
+    SR_SMALL_FOLD(tag, sum, SR_ADD, SR_AS_IS)                                                                \
+    SR_SMALL_FOLD(tag, prod, SR_MULTIPLY, SR_AS_IS)                                                          \
+    SR_SMALL_FOLD(tag, min, SR_LESSER_OR_NAN, SR_AS_IS)                                                      \
+    SR_SMALL_FOLD(tag, max, SR_GREATER_OR_NAN, SR_AS_IS)                                                     \
+    SR_SMALL_FOLD(tag, avg, SR_ADD, SR_DIVIDED_F32)
+
+#include "copy.h"
+/* cast.h uses the copies for the native wire format. */
+#include "cast.h"
+
+/* ---- floats of 8 bits, and of 16 bits without loops of their own: through the loops of float32 ---- */
+
+/* Widen a tile of each source, fold it by `fold`, divide it, and narrow it. The casts take most of the time. */
+SR_RUN void SR_OF_ISA(sr_run_widened)(const struct sr_work *w, size_t nbytes, sr_widen_fn *widen,
+                                      sr_narrow_fn *narrow, sr_run_fn *fold, float divisor) {
+    float acc[SR_WIDE_TILE], wide[SR_WIDE_TILE];
+    char tile[SR_WIDE_TILE * sizeof(uint16_t)] __attribute__((aligned(SR_LINE_NBYTES)));
+    char *const to = (char *)acc;
+    const char *const both[2] = {(char *)acc, (char *)wide};
+    for (size_t i = 0; i < w->count; i += SR_WIDE_TILE) {
+        const size_t count = sr_lesser(SR_WIDE_TILE, w->count - i), at = w->src_offset + i * nbytes;
+        const struct sr_work two = {.dst = &to, .src = both, .count = count, .ndst = 1, .nsrc = 2};
+        if (w->from != NULL)
+            memcpy(acc, w->from + i * sizeof(float), count * sizeof(float));
+        else
+            widen(acc, w->src[0] + at, count);
+        for (int s = w->from == NULL; s < w->nsrc; s++) {
+            widen(wide, w->src[s] + at, count);
+            fold(&two);
+        }
+        if (w->to != NULL) {
+            memcpy(w->to + i * sizeof(float), acc, count * sizeof(float));
+            continue;
+        }
+        if (divisor != 1) SR_VECTOR for (size_t k = 0; k < count; k++) acc[k] /= divisor;
+        narrow(tile, acc, count);
+        for (int d = 0; d < w->ndst; d++) {
+            char *const dst = w->dst[d] + w->dst_offset + i * nbytes;
+            if (sr_is_streamed(w->stream, d))
+                SR_OF_ISA(sr_stream)(dst, tile, count * nbytes);
+            else
+                memcpy(dst, tile, count * nbytes);
+        }
+    }
+}
+
+#define SR_WIDENED_FOLD(tag, op, T, f32_op, divisor)                                                         \
+    SR_TARGET static void SR_OF_ISA(tag##_##op##_run)(const struct sr_work *w) {                             \
+        SR_OF_ISA(sr_run_widened)(w, sizeof(T), SR_OF_ISA(widen_##tag), SR_OF_ISA(narrow_##tag),             \
+                                  SR_OF_ISA(f32_op##_run), divisor);                                         \
+    }                                                                                                        \
+    SR_FOLD_OF_RUN(tag##_##op, T, float)
+#define SR_WIDENED_FLOAT(tag, T)                                                                             \
+    SR_WIDENED_FOLD(tag, sum, T, f32_sum, 1)                                                                 \
+    SR_WIDENED_FOLD(tag, prod, T, f32_prod, 1)                                                               \
+    SR_WIDENED_FOLD(tag, min, T, f32_min, 1)                                                                 \
+    SR_WIDENED_FOLD(tag, max, T, f32_max, 1)                                                                 \
+    SR_WIDENED_FOLD(tag, avg, T, f32_sum, (float)w->parameter)
+
+#if SR_SHAPES
+SR_SMALL_FLOAT(f16)
+SR_SMALL_FLOAT(bf16)
+#else
+SR_WIDENED_FLOAT(f16, uint16_t)
+SR_WIDENED_FLOAT(bf16, uint16_t)
+#endif
+SR_WIDENED_FLOAT(e4m3fn, uint8_t)
+SR_WIDENED_FLOAT(e5m2, uint8_t)
 
 /* ---- all of them ---- */
-
-#define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                    \
-    SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                         \
-    SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                           \
-    SR_FOLD(tag##_lxor, T, A, TRUTH, 1, SR_XOR, ONE)
-
-#define SR_PLAIN(tag, T, OP)                                                                                 \
-    SR_ITEM_LOAD(tag, T, T, SR_AS_IS, OP)                                                                    \
-    SR_ITEM_FOLD(tag, T, T, 0, NULL)
-
-#define SR_MIN_MAX(tag, T) SR_PLAIN(tag##_min, T, SR_LESSER) SR_PLAIN(tag##_max, T, SR_GREATER)
-
-#define SR_INT(tag, T)                                                                                       \
-    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                           \
-    SR_PLAIN(tag##_prod, T, SR_MULTIPLY_INT)                                                                 \
-    SR_MIN_MAX(tag, T)                                                                                       \
-    SR_LOGICAL(tag, T, T, SR_IS_TRUE, SR_AS_IS)
-
-#define SR_FLOAT(tag, T, DIVIDED)                                                                            \
-    SR_PLAIN(tag##_sum, T, SR_ADD)                                                                           \
-    SR_PLAIN(tag##_prod, T, SR_MULTIPLY)                                                                     \
-    SR_PLAIN(tag##_min, T, SR_LESSER_OR_NAN)                                                                 \
-    SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                \
-    SR_FOLD(tag##_avg, T, T, SR_AS_IS, 0, SR_ADD, DIVIDED)
-
-#define SR_SMALL_FLOAT(tag, T)                                                                               \
-    SR_SMALL_FOLD(tag, sum, T, SR_ADD, SR_AS_IS)                                                             \
-    SR_SMALL_FOLD(tag, prod, T, SR_MULTIPLY, SR_AS_IS)                                                       \
-    SR_SMALL_FOLD(tag, min, T, SR_LESSER_OR_NAN, SR_AS_IS)                                                   \
-    SR_SMALL_FOLD(tag, max, T, SR_GREATER_OR_NAN, SR_AS_IS)                                                  \
-    SR_SMALL_FOLD(tag, avg, T, SR_ADD, SR_DIVIDED_F32)
-
-SR_INT(u8, uint8_t)
-SR_INT(u16, uint16_t)
-SR_INT(u32, uint32_t)
-SR_INT(u64, uint64_t)
-SR_MIN_MAX(i8, int8_t)
-SR_MIN_MAX(i16, int16_t)
-SR_MIN_MAX(i32, int32_t)
-SR_MIN_MAX(i64, int64_t)
-SR_FLOAT(f32, float, SR_DIVIDED_F32)
-SR_FLOAT(f64, double, SR_DIVIDED_F64)
-SR_SMALL_FLOAT(f16, uint16_t)
-SR_SMALL_FLOAT(bf16, uint16_t)
-SR_SMALL_FLOAT(e4m3fn, uint8_t)
-SR_SMALL_FLOAT(e5m2, uint8_t)
-SR_LOGICAL(f32, float, uint32_t, SR_IS_TRUE, SR_ONE_FLOAT)
-SR_LOGICAL(f64, double, uint64_t, SR_IS_TRUE, SR_ONE_FLOAT)
-SR_LOGICAL(f16, uint16_t, uint16_t, SR_IS_TRUE_16, SR_ONE_F16)
-SR_LOGICAL(bf16, uint16_t, uint16_t, SR_IS_TRUE_16, SR_ONE_BF16)
-SR_LOGICAL(e4m3fn, uint8_t, uint8_t, SR_IS_TRUE_8, SR_ONE_E4M3FN)
-SR_LOGICAL(e5m2, uint8_t, uint8_t, SR_IS_TRUE_8, SR_ONE_E5M2)
-SR_LOGICAL(c64, uint64_t, uint64_t, SR_IS_TRUE_C64, SR_ONE_C64)
-SR_LOGICAL(c128, sr_c128, uint64_t, SR_IS_TRUE_C128, SR_ONE_C128)
-#ifndef SR_UNFUSED
-#define SR_UNFUSED SR_OF_ISA
-SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
-SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
-#endif
 
 /* Ops that treat an item as several smaller ones: the bytes of an integer, the two reals of a complex number. */
 #define SR_AS_PARTS(op, part_op, parts)                                                                      \
@@ -401,9 +490,6 @@ SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
     SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                   \
     SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
 
-SR_PLAIN(u8_band, uint8_t, SR_AND)
-SR_PLAIN(u8_bor, uint8_t, SR_OR)
-SR_PLAIN(u8_bxor, uint8_t, SR_XOR)
 SR_AS_BYTES(u16, 2)
 SR_AS_BYTES(u32, 4)
 SR_AS_BYTES(u64, 8)
@@ -411,10 +497,6 @@ SR_AS_PARTS(c64_sum, f32_sum, 2)
 SR_AS_PARTS(c64_avg, f32_avg, 2)
 SR_AS_PARTS(c128_sum, f64_sum, 2)
 SR_AS_PARTS(c128_avg, f64_avg, 2)
-
-#include "copy.h"
-/* cast.h uses the copies for the native wire format. */
-#include "cast.h"
 
 #define SR_ROW_LOGICAL(tag)                                                                                  \
     [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
@@ -500,4 +582,6 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
 #undef SR_STREAM
 #undef SR_UNFUSED
 #undef SR_ORDINARY
+#undef SR_REMAINDER
+#undef SR_SHAPES
 #undef SR_F16C
