@@ -14,7 +14,7 @@ from typing import Any
 import shmring
 
 from ..errors import Error
-from . import errors, handles, process
+from . import alloc_mem, errors, handles, process
 from .comm import FOREVER_S, Communicator, Intra
 from .constants import INTEGERS
 from .info import Info
@@ -153,8 +153,8 @@ def Aint_diff(addr1: int, addr2: int) -> int:
 
 
 def Alloc_mem(size: int, info: Any = None) -> buffer:
-    """Return new memory."""
-    return buffer.allocate(size)
+    """Return new memory, set to zero. `Win.Create` can make a window of it."""
+    return alloc_mem.allocate(size)
 
 
 def Free_mem(mem: buffer) -> None:

@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
     def bytes_in(self, window: Window) -> Any:
         """Return the bytes in the window."""
-        return window.part(self.rank, self.begin, self.nbytes)
+        return window.parts[self.rank][self.begin : self.begin + self.nbytes]
 
     def items_in(self, window: Window) -> Any:
         """Return the items in the window."""

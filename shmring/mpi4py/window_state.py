@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..errors import Error
-from . import errors
+from . import alloc_mem, errors
 from .comm import Communicator
 from .constants import INTEGERS
 from .errhandlers import run
@@ -19,6 +19,7 @@ from .messages import handle
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _ALIGNMENT_NBYTES = 64  # of the parts, where they need not follow each other without a gap
 _WHOLE_NBYTES = 64 << 10  # a `Put` or `Get` of at most this many bytes excludes accumulates
+FindParts = Callable[[Any, int], tuple[list[Any], Any]]  # see `allocate` and `attach`
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -54,7 +55,7 @@ class Epochs:
 class Window(Communicator):
     """A window: the parts of all ranks, and a communicator of its own for their locks and messages.
 
-    All parts are in one array, which all ranks share. `atomic[rank]` is held while an accumulate changes the
+    All ranks have mapped all parts. `atomic[rank]` is held while an accumulate changes the
     part of `rank`. `gates[rank]` are locks of that part, one for each rank that accesses it. A shared lock
     takes the gate of its origin, an exclusive lock takes all. A rank that waits for the gate of a dead rank
     gets `RankFailed`, as it does for any lock of shmring.
@@ -62,22 +63,17 @@ class Window(Communicator):
 
     handle_class: Any = None  # Win, which a module above this one sets
 
-    def __init__(self, parent: Communicator, flavor: int, size: int, unit: int, is_contiguous: bool) -> None:
+    def __init__(self, parent: Communicator, flavor: int, unit: int, find_parts: FindParts) -> None:
         engine = parent.comm.dup()
         super().__init__(parent.rank, parent.processes, b"", engine)
+        ranks = range(self.size)
         try:
-            each = engine.all_gather(np.array([size, unit], np.int64)).reshape(-1, 2)
-            self.sizes, self.units = each[:, 0].tolist(), each[:, 1].tolist()
-            step = 1 if is_contiguous else _ALIGNMENT_NBYTES
-            self.begins = [0]
-            for nbytes in self.sizes:
-                self.begins.append(-(-(self.begins[-1] + nbytes) // step) * step)
-            ranks = range(self.size)
-            array = engine.shared(self.begins[-1], np.uint8, locks=self.size * (1 + self.size))
+            self.parts, array = find_parts(engine, self.size * (1 + self.size))
+            self.units = _gathered(engine, unit)
         except BaseException:
             engine.close()
             raise
-        self.bytes: Any = array.view(np.ndarray)
+        self.sizes = [part.nbytes for part in self.parts]
         self.atomic = [array.lock(rank) for rank in ranks]
         self.gates = [[array.lock(self.size * (1 + rank) + origin) for origin in ranks] for rank in ranks]
         self.epochs = Epochs()
@@ -90,11 +86,6 @@ class Window(Communicator):
             code = errors.code_of(reason)
         run(self, handle(self.handle_class, self), code)
         return errors.Exception(code, str(reason))
-
-    def part(self, rank: int, begin: int = 0, nbytes: int | None = None) -> Any:
-        """Return the bytes of a rank from byte `begin` on."""
-        first = self.begins[rank] + begin
-        return self.bytes[first : first + (self.sizes[rank] if nbytes is None else nbytes)]
 
     def target(self, rank: int) -> int | None:
         """Return the rank, checked; None for PROC_NULL."""
@@ -123,8 +114,50 @@ class Window(Communicator):
             self.comm.barrier()
         finally:
             self.is_freed = True
-            self.bytes, self.atomic, self.gates = None, [], []
+            self.parts, self.atomic, self.gates = [], [], []
             self.comm.close()
+
+
+def _gathered(engine: Any, number: int) -> list[int]:
+    numbers: list[int] = engine.all_gather(np.array([number], np.int64)).reshape(-1).tolist()
+    return numbers
+
+
+def allocate(engine: Any, nlocks: int, *, nbytes: int, is_contiguous: bool) -> tuple[list[Any], Any]:
+    """Return new parts of all ranks, `nbytes` bytes of this one, and an array with locks."""
+    sizes = _gathered(engine, nbytes)
+    step = 1 if is_contiguous else _ALIGNMENT_NBYTES
+    begins = [0]
+    for size in sizes:
+        begins.append(-(-(begins[-1] + size) // step) * step)
+    array = engine.shared(begins[-1], np.uint8, locks=nlocks)
+    whole = array.view(np.ndarray)
+    return [whole[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)], array
+
+
+def attach(engine: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
+    """Return as parts memory that the ranks have from `Alloc_mem`, and an array with locks.
+
+    NotImplementedError and OSError are raised on all ranks.
+    """
+    mine = np.array(alloc_mem.describe(memory), np.int64)
+    each = engine.all_gather(mine).reshape(engine.size, -1)
+    if not all(alloc_mem.can_be_mapped(description) for description in each):
+        raise errors.refuse(
+            "windows over memory of the program (Win.Create)",
+            "use MPI.Alloc_mem or Win.Allocate",
+        )
+    parts, reason = [], ""
+    try:
+        for rank, description in enumerate(each):
+            is_mine = rank == engine.rank
+            parts.append(alloc_mem.hold(memory) if is_mine else alloc_mem.attach(description))
+    except OSError as error:
+        reason = f"rank {engine.rank} cannot map the memory of rank {len(parts)}: {error}"
+    reasons = [reason for reason in engine.all_gather_object(reason) if reason]
+    if reasons:
+        raise OSError(reasons[0])
+    return parts, engine.shared(0, np.uint8, locks=nlocks)
 
 
 def reports(method: _Method) -> _Method:

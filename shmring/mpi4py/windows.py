@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -15,11 +16,11 @@ from .errhandlers import Handling
 from .groups import Group, Members
 from .info import INFO_NULL, Hints, Info
 from .memory import buffer, get_address
-from .messages import Handle, handle
+from .messages import Context, Handle, handle, simple
 from .rma import Operations
-from .window_state import Window
+from .window_state import FindParts, Window, allocate, attach
 
-_ALLOCATED, _SHARED = INTEGERS["WIN_FLAVOR_ALLOCATE"], INTEGERS["WIN_FLAVOR_SHARED"]
+_CREATED, _ALLOCATED, _SHARED = (INTEGERS["WIN_FLAVOR_" + name] for name in ("CREATE", "ALLOCATE", "SHARED"))
 _UNIFIED = INTEGERS["WIN_UNIFIED"]
 
 
@@ -42,7 +43,7 @@ class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operatio
 
         Displacements count `disp_unit` bytes.
         """
-        return cls._allocated(_ALLOCATED, size, disp_unit, info, comm)
+        return cls._made(_ALLOCATED, size, disp_unit, info, comm)
 
     @classmethod
     def Allocate_shared(
@@ -52,30 +53,34 @@ class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operatio
 
         With the hint alloc_shared_noncontig=true, each rank's memory begins at a cache line.
         """
-        return cls._allocated(_SHARED, size, disp_unit, info, comm)
+        return cls._made(_SHARED, size, disp_unit, info, comm)
 
     @classmethod
-    def _allocated(cls, flavor: int, size: int, disp_unit: int, info: Info, comm: Comm) -> Any:
+    def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Comm = COMM_SELF) -> Any:
+        """As `Allocate`, over memory of `Alloc_mem`, or over none, for None and BOTTOM."""
+        return cls._made(_CREATED, memory, disp_unit, info, comm)
+
+    @classmethod
+    def _made(cls, flavor: int, what: Any, disp_unit: int, info: Info, comm: Comm) -> Any:
         context = comm._comm()
         if context.comm.num_nodes > 1:
             raise errors.refuse(
-                "windows over several hosts",
-                "use comm.Split_type(MPI.COMM_TYPE_SHARED), one host's ranks",
+                "windows over several hosts", "use comm.Split_type(MPI.COMM_TYPE_SHARED), one host's ranks"
             )
         try:
-            nbytes, unit = operator.index(size), operator.index(disp_unit)
-            if nbytes < 0:
-                raise context.failure(errors.ERR_SIZE, f"the size is {nbytes}; it must not be negative")
+            unit = operator.index(disp_unit)
             if unit <= 0:
                 raise context.failure(errors.ERR_DISP, f"disp_unit is {unit}; it must be positive")
+            find_parts = _parts_finder(context, flavor, what, info)
         except Exception:
             context.comm.refuse("barrier")
             raise
-        is_contiguous = flavor == _SHARED and info.get("alloc_shared_noncontig") != "true"
         try:
-            window = Window(context, flavor, nbytes, unit, is_contiguous)
+            window = Window(context, flavor, unit, find_parts)
         except Error as error:
             raise context.failure(None, error) from error
+        except OSError as error:
+            raise context.failure(errors.NUMBERS["ERR_BASE"], error) from error
         window.hints.update(info.items())
         return handle(cls, window)
 
@@ -85,7 +90,7 @@ class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operatio
         target = window.target(rank)
         if target is None:
             target = next((rank for rank, nbytes in enumerate(window.sizes) if nbytes), 0)
-        return buffer(window.part(target)), window.units[target]
+        return buffer(window.parts[target]), window.units[target]
 
     def tomemory(self) -> buffer:
         """Return the memory of this rank."""
@@ -150,11 +155,11 @@ class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operatio
     def attrs(self) -> tuple[int, int, int]:
         """The address of this rank's memory, its size in bytes, and the unit of displacements."""
         window = self._window()
-        return get_address(window.part(window.rank)), window.sizes[window.rank], window.units[window.rank]
+        return get_address(window.parts[window.rank]), window.sizes[window.rank], window.units[window.rank]
 
     @property
     def flavor(self) -> int:
-        """The kind of memory: WIN_FLAVOR_ALLOCATE or WIN_FLAVOR_SHARED."""
+        """The kind of memory: WIN_FLAVOR_CREATE, WIN_FLAVOR_ALLOCATE or WIN_FLAVOR_SHARED."""
         return self._window().flavor
 
     @property
@@ -164,16 +169,27 @@ class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operatio
         return _UNIFIED
 
 
-def _refuse(name: str, what: str) -> Any:
-    def refusal(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(f"{what} (Win.{name})", "use Win.Allocate, and Win.tomemory for its memory")
+def _parts_finder(context: Context, flavor: int, what: Any, info: Info) -> FindParts:
+    """Return the function that finds the memory of all ranks, from the checked arguments of this one."""
+    if flavor == _CREATED:
+        return functools.partial(attach, memory=simple((what, "B"), True).bytes)
+    nbytes = operator.index(what)
+    if nbytes < 0:
+        raise context.failure(errors.ERR_SIZE, f"the size is {nbytes}; it must not be negative")
+    is_contiguous = flavor == _SHARED and info.get("alloc_shared_noncontig") != "true"
+    return functools.partial(allocate, nbytes=nbytes, is_contiguous=is_contiguous)
 
-    refusal.__name__, refusal.__doc__ = name, f"Refused: shmring's MPI has no {what}."
+
+def _refuse(name: str) -> Any:
+    def refusal(*_: Any, **__: Any) -> Any:
+        raise errors.refuse(f"windows to which memory is attached (Win.{name})", "use Win.Allocate")
+
+    refusal.__name__, refusal.__doc__ = name, "Refused: shmring's MPI has no dynamic windows."
     return refusal
 
 
-for _name in ("Create", "Create_dynamic", "Attach", "Detach"):
-    setattr(Win, _name, _refuse(_name, "windows over memory of the program"))
+for _name in ("Create_dynamic", "Attach", "Detach"):
+    setattr(Win, _name, _refuse(_name))
 Window.handle_class = Win
 WIN_NULL = Win()
 handles.predefine({"WIN_NULL": WIN_NULL})

@@ -235,6 +235,79 @@ def test_edges(tmp_path, nprocs):
     run(tmp_path, EDGES, nprocs)
 
 
+CREATED = """
+# Memory of Alloc_mem, whole or a part of it, of another size on each rank; the last rank may have none.
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+before = descriptors()
+memory = MPI.Alloc_mem(20000 + 8 * rank)
+assert not any(memory)
+whole = np.frombuffer(memory, "i8")
+mine = whole[1000:1002] if rank % 2 == 0 else whole
+win = MPI.Win.Create(mine if rank < 2 else None, 8, comm=comm)
+assert win.flavor == MPI.WIN_FLAVOR_CREATE
+assert win.attrs[1:] == ([16, 20008][rank] if rank < 2 else 0, 8)
+assert rank > 1 or win.attrs[0] == mine.ctypes.data
+win.Fence()
+for other in range(min(size, 2)):
+    win.Accumulate(np.array([1, rank]), other, 0)
+win.Fence()
+if rank < 2:
+    assert list(mine[:2]) == [size, sum(range(size))] and not whole[998:1000].any(), mine[:2]
+found = np.zeros(1, "i8")
+for other in range(min(size, 2)):
+    win.Get(found, other, 1)
+    assert found[0] == sum(range(size))
+    assert np.frombuffer(win.Shared_query(other)[0], "i8")[0] == size
+assert code_of(win.Put, found, 0, 2) == "ERR_RMA_RANGE"
+assert size < 3 or code_of(win.Put, found, 2) == "ERR_RMA_RANGE"
+win.Fence()
+win.Free()
+assert rank > 1 or mine[0] == size
+del mine, whole
+MPI.Free_mem(memory)
+comm.Barrier()
+assert descriptors() <= before + 2, (descriptors(), before)
+
+# Memory may be freed before the window: it stays until the window is freed.
+memory = MPI.Alloc_mem(8)
+win = MPI.Win.Create(memory, comm=comm)
+MPI.Free_mem(memory)
+win.Fence()
+win.Put(np.array([rank]), right)
+win.Fence()
+assert items(win, "i8")[0] == left
+win.Free()
+
+# Other memory is refused, on all ranks, as is memory for which there was no file.
+for kind in ("array", "no file"):
+    memory = np.zeros(8, "u1")
+    if kind == "no file":
+        create, os.memfd_create = os.memfd_create, lambda name: os.open("/does/not/exist", 0)
+        memory = MPI.Alloc_mem(8)
+        os.memfd_create = create
+    assert code_of(MPI.Win.Create, memory if rank == 0 else None, comm=comm) == "NotImplementedError"
+    memory[:] = 1
+assert code_of(MPI.Win.Create, bytes(8)) == "BufferError"
+assert code_of(MPI.Win.Create, 8) == "TypeError"
+
+# A rank in another PID namespace finds another file, or none.
+from shmring.mpi4py import alloc_mem
+attach = alloc_mem.attach
+alloc_mem.attach = lambda description: attach([*description[:3], description[3] + 1, *description[4:]])
+memory = MPI.Alloc_mem(8)
+assert code_of(MPI.Win.Create, memory, comm=comm) == ("ERR_BASE" if size > 1 else "no error")
+alloc_mem.attach = attach
+comm.Barrier()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 3])
+def test_windows_over_memory_of_alloc_mem(tmp_path, nprocs):
+    run(tmp_path, CREATED, nprocs)
+
+
 WRONG = """
 win = MPI.Win.Allocate(16, 8, comm=comm)
 x, i, b = np.zeros(2), np.zeros(1, "i8"), bytearray(8)
@@ -328,6 +401,8 @@ def test_wrong_arguments(tmp_path, nprocs):
 ONE_SIDED_ERRORS = """
 if {case} == "size":
     call = lambda: MPI.Win.Allocate(8 if rank else -1, comm=comm)
+elif {case} == "memory":
+    call = lambda: MPI.Win.Create(MPI.Alloc_mem(8) if rank else bytes(8), comm=comm)
 elif {case} == "unit":
     call = lambda: MPI.Win.Allocate_shared(8, rank, comm=comm)
 else:
@@ -339,11 +414,12 @@ names = comm.allgather(code_of(call)) if {case} in ("fence", "free") else [code_
 if len(names) == 2:
     assert names == ["ERR_RMA_SYNC", "ERR_OTHER"], names
 else:
-    assert names == [{{"size": "ERR_SIZE", "unit": "ERR_DISP"}}[{case}] if rank == 0 else "ERR_OTHER"], names
+    own = {{"size": "ERR_SIZE", "unit": "ERR_DISP", "memory": "BufferError"}}[{case}]
+    assert names == [own if rank == 0 else "ERR_OTHER"], names
 """
 
 
-@pytest.mark.parametrize("case", ["size", "unit", "fence", "free"])
+@pytest.mark.parametrize("case", ["size", "unit", "memory", "fence", "free"])
 def test_an_error_of_one_rank_keeps_no_other_waiting(tmp_path, case):
     run(tmp_path, ONE_SIDED_ERRORS.format(case=repr(case)), 2)
 

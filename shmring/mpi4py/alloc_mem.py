@@ -1,0 +1,100 @@
+"""Memory of `Alloc_mem`: each block is a file without a name, so that other ranks of the host can map it.
+
+A block belongs to its process, which closes the file when nothing refers to the memory any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from .memory import buffer, get_address
+
+_blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and descriptor by address
+FIELDS = ("pid", "descriptor", "device", "inode", "offset", "nbytes")  # of a description, as integers
+_NOWHERE = -1  # the pid in the description of memory that cannot be mapped
+
+
+def allocate(nbytes: int) -> buffer:
+    """Return new memory, set to zero. A forked child shares it."""
+    memory = None
+    if nbytes > 0:
+        with contextlib.suppress(OSError):  # no descriptor is left; then no other rank can map the memory
+            memory = _new_block(nbytes)
+    return buffer.allocate(nbytes, clear=True) if memory is None else buffer.frombuffer(memory)
+
+
+def _new_block(nbytes: int) -> mmap.mmap:
+    descriptor = os.memfd_create("shmring-alloc-mem")
+    try:
+        os.ftruncate(descriptor, nbytes)
+        memory = mmap.mmap(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    address = get_address(memory)
+    _blocks[address] = weakref.ref(memory), descriptor
+    weakref.finalize(memory, _forget, address)
+    return memory
+
+
+def _forget(address: int) -> None:
+    os.close(_blocks.pop(address)[1])
+
+
+def _block_of(memory: Any) -> tuple[mmap.mmap, int, int] | None:
+    """Return the block in which an array is, its descriptor, and the array's first byte in it."""
+    address = get_address(memory)
+    for begin, (reference, descriptor) in _blocks.items():
+        block = reference()
+        if block is not None and begin <= address and address + memory.nbytes <= begin + len(block):
+            return block, descriptor, address - begin
+    return None
+
+
+def describe(memory: Any) -> list[int]:
+    """Return by which file other ranks can map an array: a number for each of FIELDS."""
+    if memory.nbytes == 0:
+        return [os.getpid(), 0, 0, 0, 0, 0]
+    found = _block_of(memory)
+    if found is None:
+        return [_NOWHERE, 0, 0, 0, 0, memory.nbytes]
+    _, descriptor, offset = found
+    file = os.fstat(descriptor)
+    return [os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes]
+
+
+def hold(memory: Any) -> Any:
+    """Return an array over the same memory that keeps its block, which `Free_mem` would unmap otherwise."""
+    found = _block_of(memory)
+    if found is None:
+        return memory
+    block, _, offset = found
+    return np.frombuffer(block, np.uint8)[offset : offset + memory.nbytes]
+
+
+def can_be_mapped(description: Any) -> bool:
+    """Return whether other ranks can map the memory."""
+    return bool(description[0] != _NOWHERE)
+
+
+def attach(description: Any) -> Any:
+    """Map the memory of another process of this host, and return it as bytes. OSError if that fails."""
+    pid, descriptor, device, inode, offset, nbytes = (int(number) for number in description)
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if (found.st_dev, found.st_ino) != (device, inode):
+            raise FileNotFoundError(f"process {pid} is another one in this PID namespace")
+        first = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        memory = mmap.mmap(file, offset - first + nbytes, offset=first)
+    finally:
+        os.close(file)
+    return np.frombuffer(memory, np.uint8)[offset - first :]
