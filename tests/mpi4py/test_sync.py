@@ -1,0 +1,121 @@
+"""`mpi4py.util.sync`: what mpi4py's own tests do not cover."""
+
+import pytest
+from running import run_code
+
+HEAD = """
+import numpy as np
+from shmring import MPI
+from shmring.mpi4py.util import sync
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+"""
+
+USE = """
+dup = comm.Dup()
+counter = sync.Counter(10, 5, typecode="d", comm=dup, root=size - 1)
+mutex = sync.Mutex(comm=dup)
+total = MPI.Win.Allocate_shared(8 if rank == 0 else 0, comm=dup)
+dup.Free()   # the objects do not need it any more
+value = np.frombuffer(total.Shared_query(0)[0], "i8")
+given = []
+for turn in range(200):
+    given.append(next(counter))
+    with mutex:
+        now = int(value[0])
+        if turn % 10 == 0:
+            time.sleep(0)
+        value[0] = now + 1
+assert sorted(sum(comm.allgather(given), [])) == [10 + 5 * n for n in range(200 * size)]
+assert value[0] == 200 * size
+mutex.free()
+counter.free()
+
+# Rank 0 makes things one by one, and the others take them.
+room, taken = sync.Condition(comm=comm), []
+comm.Barrier()
+with room:
+    value[0] = 0
+comm.Barrier()
+for turn in range(60):
+    if rank == 0:
+        with room:
+            value[0] += size - 1
+            room.notify_all()
+    else:
+        with room:
+            room.wait_for(lambda: value[0] > 0)
+            value[0] -= 1
+comm.Barrier()
+assert value[0] == 0
+
+# Ranks are notified in the order in which they waited.
+order = sync.Counter(comm=comm)
+if rank:
+    with sync.Sequential(comm.Split(1)):
+        room.acquire()
+        waiting = next(order)
+        assert waiting == rank - 1
+    room.wait()
+    assert next(order) == size - 1 + waiting
+    room.release()
+else:
+    comm.Split(0)
+    for told in range(size - 1):
+        while order.next(0) < size - 1 + told:
+            time.sleep(0.001)
+        with room:
+            assert room.notify() == 1
+assert comm.bcast(rank) == 0
+order.free()
+room.free()
+
+# At most two ranks are inside.
+semaphore, inside = sync.Semaphore(2, comm=comm), sync.Counter(comm=comm)
+for turn in range(30):
+    with semaphore:
+        assert inside.next(1) < 2
+        time.sleep(0.001)
+        inside.next(-1)
+comm.Barrier()
+try:
+    semaphore.release()
+except ValueError:
+    pass
+else:
+    raise AssertionError
+comm.Barrier()
+semaphore.free()
+inside.free()
+total.Free()
+print("well")
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2, 4])
+def test_objects_among_ranks(tmp_path, nprocs):
+    done = run_code(tmp_path, HEAD + USE, "--no-prefix", nprocs=nprocs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["well"] * nprocs
+
+
+DEATH = """
+mutex = sync.Mutex(comm=comm)
+if rank == 1:
+    mutex.acquire()
+comm.Barrier()
+if rank == 1:
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    mutex.acquire()
+except MPI.Exception as error:
+    assert error.Get_error_class() == MPI.ERR_PROC_FAILED, error
+    os.write(1, b"%d\\n" % error.__cause__.rank)
+"""
+
+
+def test_the_death_of_a_rank_with_a_mutex_is_an_error_of_those_who_wait(tmp_path):
+    done = run_code(tmp_path, HEAD + DEATH, "--no-prefix", "--keep-going", nprocs=3)
+    assert done.stdout.split() == ["1", "1"], done.stdout + done.stderr
