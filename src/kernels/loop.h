@@ -93,12 +93,13 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_it
 
 /* Fold the remaining items in whole blocks, then in at most one block of a half, of a quarter, and so on: a dozen items
  * take a few nanoseconds. There is a whole block only if an instruction set with longer blocks leaves its remainder to
- * this one. For widened items halves would be much code for little gain: they go by eights and ones. */
+ * this one. Halves would be much code for little gain for widened items, which go by eights and ones, and without
+ * shapes, where all go by ones. */
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
     const size_t step = SR_VECTOR_NBYTES / item.nbytes;
-    SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, 0);
-    if (item.acc_nbytes > item.nbytes) {
-        for (; step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
+    SR_ROLLED for (; SR_SHAPES && i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, 0);
+    if (!SR_SHAPES || item.acc_nbytes > item.nbytes) {
+        for (; SR_SHAPES && step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
         for (; i < w.count; i++) SR_OF_ISA(sr_block)(w, item, i, 1, 0);
         return;
     }
