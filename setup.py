@@ -30,7 +30,7 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
     "-fvisibility=hidden",
 ]
-# What every call runs. The other modules are compiled with -O1, in half of the time: they are no slower by a nanosecond,
+# What every call runs. The others are compiled with -O1, in half of the time. No call is slower by a nanosecond,
 # since they run rarely, or mostly call functions of Python.
 HOT = [
     "shmring/_algorithms/*.pyx",

@@ -211,8 +211,8 @@ class Arrays:
             finally:
                 block.mapping.close()
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
-        _adopted.add(block)  # until it is given back: a garbage collection must not unmap it before
         try:
+            _adopted.add(block)  # until it is given back: a garbage collection must not unmap it before
             adoption = Adoption(self, block, owner)
             self._keep(block)
             return adoption

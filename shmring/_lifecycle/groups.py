@@ -108,37 +108,37 @@ def form_across(
     ranks = next((group for group in groups if comm.rank in group), [])
     is_leader = ranks[:1] == [comm.rank]
     listener, answer = _invite(internode, settings, len(ranks)) if is_leader else (None, _why_not_to_come(1))
-    with listener or contextlib.nullcontext():
-        answers = comm.all_gather_object(answer, timeout=timeout_s)
-        if not ranks:
-            return None
-        for rank in ranks:
-            if isinstance(answers[rank], str):
-                raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
-        world = internode.world(len(ranks), answers[ranks[0]])
+    parts = None
+    try:
+        with listener or contextlib.nullcontext():
+            answers = comm.all_gather_object(answer, timeout=timeout_s)
+            if not ranks:
+                return None
+            for rank in ranks:
+                if isinstance(answers[rank], str):
+                    raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
+            world = internode.world(len(ranks), answers[ranks[0]])
 
-        def join_group() -> Joined:
-            return join(
-                world,
-                ranks.index(comm.rank),
-                timeout_s=deadline.timeout_s(),
-                node=settings.node,
-                check=engine.poll,
-                listener=listener,
-                is_invited=True,
-            )
+            def join_group() -> Joined:
+                return join(
+                    world,
+                    ranks.index(comm.rank),
+                    timeout_s=deadline.timeout_s(),
+                    node=settings.node,
+                    check=engine.poll,
+                    listener=listener,
+                    is_invited=True,
+                )
 
-        parts = None
-        try:
             with _a_death_is_the_parents(engine):
                 parts = join_and_begin(
                     join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
                 )
                 return parts, tuple(ranks)
-        except BaseException:
-            if parts is not None:
-                parts.abandon()
-            raise
+    except BaseException:
+        if parts is not None:
+            parts.abandon()
+        raise
 
 
 @contextlib.contextmanager

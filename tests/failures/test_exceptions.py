@@ -2,9 +2,11 @@
 of a message, in a destructor. A call that raises has either not begun, or ends the communicator on all ranks.
 """
 
+import contextlib
 import mmap
 import os
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -17,6 +19,7 @@ from snapshots import until_given_up
 import shmring
 from shmring._arrays import allocator, shapes
 from shmring._diagnostics import failures
+from shmring._lifecycle import groups
 from shmring.methods import compression, sparse, stepwise
 from tests.collectives.test_errors import assert_all
 
@@ -255,6 +258,74 @@ def plan_of_a_group(comm):
 def test_a_plan_of_a_group_does_not_mind_what_its_parent_adopts(world_of):
     for found in world_of(2)(plan_of_a_group):
         assert found == [{3.0}] * 4
+
+
+def interrupt_an_adoption(comm):
+    """Raise when the adoption is known to the process, and its Adoption is not made yet."""
+
+    class Interrupted(set):
+        def add(self, block):
+            super().add(block)
+            raise KeyboardInterrupt
+
+    array = np.frombuffer(mmap.mmap(-1, 1 << 20), "u1")
+    memory = shmring.Memory(array.ctypes.data, array.nbytes, "uint8", owner=array)
+    if comm.rank == 0:
+        known, allocator._adopted = allocator._adopted, Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            comm.adopt(memory)
+        known.update(allocator._adopted)
+        allocator._adopted = known
+    else:
+        comm.adopt(memory)
+    with pytest.raises(shmring.Aborted):
+        comm.barrier()
+    again = comm.shrink()
+    adoption = again.adopt(memory)
+    array[:] = again.rank + 1
+    again.all_reduce(array)
+    adoption.release()
+    return set(array.tolist())
+
+
+def test_an_interrupted_adoption_leaves_the_array_free(world_of):
+    assert world_of(2)(interrupt_an_adoption) == [{3}, {3}]
+
+
+# ---- groups over hosts -------------------------------------------------------------------------------
+
+
+class Interrupted(socket.socket):
+    def __exit__(self, *_):
+        self.close()
+        raise KeyboardInterrupt
+
+
+def interrupt_a_complete_group(comm):
+    """Raise in rank 0 when its group has begun, while it stops to listen."""
+    if comm.rank == 0:
+        invite = groups._invite
+
+        def invite_once(*arguments):
+            groups._invite = invite
+            listener, answer = invite(*arguments)
+            return Interrupted(fileno=listener.detach()), answer
+
+        groups._invite = invite_once
+        with pytest.raises(KeyboardInterrupt):
+            comm.split(0)
+    else:
+        with contextlib.suppress(shmring.Aborted):  # may come before the end of the call, or after it
+            comm.split(0)
+    with pytest.raises(shmring.Aborted):
+        comm.barrier()
+    x = np.full(3, comm.rank + 1.0)
+    comm.shrink().all_reduce(x)
+    return set(x.tolist())
+
+
+def test_an_interrupt_after_a_group_began_ends_its_parent(world_over_hosts):
+    assert world_over_hosts([0, 1])(interrupt_a_complete_group) == [{3.0}, {3.0}]
 
 
 # ---- messages ----------------------------------------------------------------------------------------
