@@ -29,6 +29,7 @@ cdef class Endpoint(FusedCollectives):
     cdef void release_completed(self) noexcept
     cdef PendingMessage next_completed(self)
     cdef int enlist(self) except -1
+    cdef bint has_progress_thread(self) noexcept
     cdef void drop(self, UnexpectedMessage *unexpected) noexcept
     cdef void discard_dropped(self) noexcept
     cdef int open_messages(self) except -1

@@ -22,7 +22,7 @@ from .._core.spsc_ring cimport (
 )
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
-from .._engine.progress cimport delist, enlist, wake_thread, start_thread
+from .._engine.progress cimport delist, enlist, is_thread_running, start_thread, wake_thread
 from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
@@ -136,6 +136,10 @@ cdef class Endpoint(FusedCollectives):
         self.is_enlisted = True
         enlist(&self.matching.pollable, self)
         return 0
+
+    # True if the process has a progress thread, which `threading` counts as one of the program's.
+    cdef bint has_progress_thread(self) noexcept:
+        return is_thread_running()
 
     def _attend(self):
         """Do the work of the progress thread that needs the GIL.

@@ -33,5 +33,6 @@ cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil
 cdef void wake_thread() noexcept
 cdef int start_thread() except -1
 cdef bint is_background() noexcept
+cdef bint is_thread_running() noexcept
 cdef int enlist(Pollable *e, object owner) except -1
 cdef void delist(Pollable *e) noexcept nogil

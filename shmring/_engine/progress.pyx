@@ -341,6 +341,11 @@ cdef bint is_background() noexcept:
     return sr_flag_load(&background.thread) == PyThread_get_thread_ident()
 
 
+# True if the process has a progress thread, which is one of Python's threads.
+cdef bint is_thread_running() noexcept:
+    return sr_flag_load(&background.thread) != 0
+
+
 # Let the progress thread step a pollable from now on, and call owner._attend() when the GIL is needed. The pollable may
 # be enlisted already.
 cdef int enlist(Pollable *e, object owner) except -1:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
 import threading
-from typing import Any, NoReturn
+import time
+import weakref
+from typing import Any, ClassVar, NoReturn
 
 import shmring
 
 from ..errors import Error
 from . import errors, handles
 from .constants import INTEGERS
-from .errhandlers import DEFAULT, Handling, run
+from .errhandlers import Handling, Policy, run
 from .groups import Group, Members
 from .info import INFO_NULL, Hints, Info
 from .messages import Context, handle
@@ -22,11 +25,14 @@ from .point_to_point import BufferedSends, completed
 from .requests import Request
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
+SENDS_S = 5.0  # how long the end of a communicator waits for messages whose sends are not complete
 FOREVER_S = 1e9  # the timeout of calls, as MPI has none; warnings about long waits stay
 
 
 class Communicator(Context):
     """A communicator: that of shmring, its processes, and what the program attached to it."""
+
+    every: ClassVar[weakref.WeakSet[Communicator]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -37,16 +43,24 @@ class Communicator(Context):
         open_engine: Any = None,
     ) -> None:
         super().__init__(rank, len(processes), engine, open_engine)
+        self.every.add(self)
         self.processes, self.secret = processes, secret
         self.children: dict[Any, int] = {}
         self.name = ""
         self.hints = Hints()
-        self.errhandler = DEFAULT
+        self.errhandler = Policy.handler
         self.attributes: dict[int, Any] | None = None
         self.topology: Any = None
         self.buffered = BufferedSends()
         self.locks: dict[Any, threading.Lock] = {}
         self.constant: Any = None  # the predefined handle, if there is one
+
+    def complete_sends(self, most_s: float) -> None:
+        """Wait until the messages that this rank sends have left it, at most `most_s` seconds."""
+        deadline_s = time.monotonic() + most_s
+        for transfer in self.sends():
+            with contextlib.suppress(Error, TimeoutError):  # a receiver may have ended, or not receive
+                transfer.wait(max(0, deadline_s - time.monotonic()))
 
     def failure(self, code: int | None, reason: Any) -> BaseException:
         """Return the exception for an error, after the error handler ran."""
@@ -198,6 +212,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Objects):
             raise context.failure(errors.ERR_COMM, "a predefined communicator is not freed")
         handles.delete_attributes(self)
         context.buffered.flush()
+        context.complete_sends(SENDS_S)
         context.comm.close()
         self._ref = None
 

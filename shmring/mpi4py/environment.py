@@ -13,14 +13,16 @@ from typing import Any
 
 import shmring
 
-from ..errors import Error
+from ..errors import Error, RankFailed
 from . import alloc_mem, errors, handles, process
-from .comm import FOREVER_S, Communicator, Intra
+from .comm import FOREVER_S, SENDS_S, Communicator, Intra
 from .constants import INTEGERS
+from .errhandlers import Policy
 from .info import Info
 from .intracomm import Intracomm
 from .memory import buffer, get_address
 from .point_to_point import BUFFERED
+from .rc import rc
 
 _SECRET_NBYTES = 32
 _state = {"is_initialized": False, "is_finalized": False, "pid": 0}
@@ -34,6 +36,7 @@ def Init() -> None:
     """Join the world; collective over all ranks."""
     if _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "Init was called already")
+    Policy.set(rc.errors)
     comm = process.join()
     rank, size = comm.rank, comm.size
     secret = comm.broadcast_object(secrets.token_bytes(_SECRET_NBYTES))
@@ -60,7 +63,8 @@ def Finalize() -> None:
     if _state["is_finalized"] or not _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "MPI is not initialized, or was finalized already")
     BUFFERED.flush()
-    COMM_WORLD.Barrier()
+    with contextlib.suppress(RankFailed):  # a rank that has ended without a call of this
+        COMM_WORLD._ref.comm.barrier()
     _leave()
 
 
@@ -69,8 +73,11 @@ def _leave() -> None:
         return
     _state["is_finalized"] = True
     process.abort_if_failed()
-    with contextlib.suppress(Error):  # receivers that have ended
+    with contextlib.suppress(Error, errors.Exception):  # receivers that have ended
         BUFFERED.flush()
+    deadline_s = time.monotonic() + SENDS_S
+    for one in list(Communicator.every):
+        one.complete_sends(deadline_s - time.monotonic())
     for constant in (COMM_SELF, COMM_WORLD):
         context = constant._ref
         if context.is_open:
@@ -88,8 +95,11 @@ def Is_finalized() -> bool:
 
 
 def Query_thread() -> int:
-    """Return the support for threads: one thread at a time may call MPI."""
-    return INTEGERS["THREAD_SERIALIZED"]
+    """Return the support for threads: any thread may call MPI at any time.
+
+    As in MPI, two threads may not call collectives of one communicator at the same time.
+    """
+    return INTEGERS["THREAD_MULTIPLE"]
 
 
 def Is_thread_main() -> bool:

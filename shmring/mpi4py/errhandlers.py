@@ -36,7 +36,25 @@ ERRHANDLERS: dict[str, Errhandler] = {
     **{name: handle(Errhandler, Handler(name)) for name in _PREDEFINED},
 }
 handles.predefine(ERRHANDLERS)
-DEFAULT: Handler = ERRHANDLERS["ERRORS_RETURN"]._ref
+_POLICIES = {
+    "exception": "ERRORS_RETURN",
+    "abort": "ERRORS_ABORT",
+    "fatal": "ERRORS_ARE_FATAL",
+    "default": "ERRORS_ARE_FATAL",  # that of MPI
+}
+
+
+class Policy:
+    """The error handler of new communicators and windows, which `mpi4py.rc.errors` sets."""
+
+    handler: Handler = ERRHANDLERS["ERRORS_RETURN"]._ref
+
+    @classmethod
+    def set(cls, name: str) -> None:
+        """Set it by the name of a policy of mpi4py."""
+        if name not in _POLICIES:
+            raise ValueError(f"mpi4py.rc.errors is {name!r}; it is one of {', '.join(_POLICIES)}")
+        cls.handler = ERRHANDLERS[_POLICIES[name]]._ref
 
 
 class Handling:

@@ -16,7 +16,7 @@ cimport cython
 cimport numpy as cnp
 
 from .._comm.comm cimport Comm as Engine
-from .._comm.point_to_point cimport Status as Received
+from .._comm.point_to_point cimport Status as Received, Transfer
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
 )
@@ -24,12 +24,14 @@ from .memory cimport buffer
 
 import functools
 import operator
+import threading
 
 import numpy as np
 
 from . import device_arrays, errors
 from ..errors import Error
 from .memory import BOTTOM, IN_PLACE
+from .turns import Turns
 
 cnp.import_array()
 
@@ -47,6 +49,7 @@ cdef enum:   # as MPI numbers them; shmring has -1 for any source and any tag
     UNDEFINED = -32766
 
 cdef cnp.dtype U8 = np.dtype(np.uint8)
+cdef dict threads_by_number = threading._active
 cdef dict types_by_code = {}     # "i", "f8", ... to Datatype
 cdef list types_by_number = [None] * 32   # NumPy's number of a dtype to Datatype
 cdef object byte_type, default_op, request_type, prequest_type, pickle   # set by `register`
@@ -500,16 +503,25 @@ cdef object at_address(object address, object nbytes, bint is_written):
 
 # ---- calls -------------------------------------------------------------------------------------------------------
 
+# True if no other thread of the program can enter a call while this thread is inside one.
+cdef inline bint is_only_thread(Context context) noexcept:
+    cdef Py_ssize_t count = len(threads_by_number)
+    return count < 2 or count == 2 and context is not None and context.engine is not None and (
+        context.engine.has_progress_thread())
+
+
 cdef class Context:
     """A communicator of shmring, as the facade's communicators refer to it."""
 
     cdef Engine engine
     cdef public object open_engine   # makes the communicator of shmring at its first use
     cdef readonly int rank, size
+    cdef readonly object turns       # of the threads that send and receive, while there are several
     cdef object __weakref__
 
     def __init__(self, rank, size, engine=None, open_engine=None):
         self.rank, self.size, self.engine, self.open_engine = rank, size, engine, open_engine
+        self.turns = Turns()
 
     cdef inline Engine opened(self):
         if self.engine is None:
@@ -525,6 +537,22 @@ cdef class Context:
     def is_open(self):
         """True if the communicator of shmring was made."""
         return self.engine is not None
+
+    def sends(self):
+        """Return the transfers of messages that this rank sends."""
+        cdef Transfer transfer
+        found = []
+        if self.engine is not None and self.engine.transfers is not None:   # None once it is closed
+            for transfer in list(self.engine.transfers):
+                if transfer.message.is_send:
+                    found.append(transfer)
+        return found
+
+    def probe(self, int peer, int tag, probe, iprobe):
+        """Return what a blocking probe returns; beside other threads, by one that does not block."""
+        if is_only_thread(self):
+            return probe(peer, tag)
+        return self.turns.repeat(lambda: iprobe(peer, tag), self.opened().engine.poll)
 
     # Return the number of a peer as shmring has it, or NO_PEER - 1 for PROC_NULL.
     cdef int peer(self, object rank, object tag, bint is_send) except? -9:
@@ -563,14 +591,28 @@ cdef class Call:
     cpdef object begin(self):
         """Begin the call, and return a Work or a Transfer; None if there is nothing to wait for."""
 
+    # As perform, begin, and done of what begin returned, while there are other threads. Collectives need nothing more.
+
+    cpdef object perform_beside_threads(self):
+        return self.perform()
+
+    cpdef object begin_beside_threads(self):
+        return self.begin()
+
+    cpdef bint is_done_beside_threads(self, object work) except -1:
+        return work.done()
+
+    cpdef object wait_beside_threads(self, object work):
+        return work.wait()
+
     def cancel(self, work):
         """Cancel the call, if it is a receive that no message has matched, and return whether it was."""
-        return work is not None and hasattr(work, "cancel") and work.cancel()
+        return False
 
     def run(self, Status status=None):
         """Run the call; return what `finish` returns."""
         try:
-            outcome = self.perform()
+            outcome = self.perform() if is_only_thread(self.context) else self.perform_beside_threads()
         except Error as error:
             raise self.context.failure(None, error) from error
         if status is not None:
@@ -633,16 +675,21 @@ cdef class Pending:
         self.is_complete = self.is_cancelled = False
         self.outcome = self.result = None
         try:
-            self.work = self.call.begin()
+            self.work = self.call.begin() if is_only_thread(self.call.context) else self.call.begin_beside_threads()
         except Error as error:
             raise self.call.context.failure(None, error) from error
         self.is_idle = False
 
     def poll(self):
         """Return whether the call is complete."""
-        if not self.is_complete and (self.work is None or self.work.done()):
+        if not self.is_complete and (self.work is None or self.is_done()):
             self.settle()
         return self.is_complete
+
+    cdef bint is_done(self) except -1:
+        if is_only_thread(self.call.context):
+            return self.work.done()
+        return self.call.is_done_beside_threads(self.work)
 
     def settle(self):
         """Wait until the call is complete."""
@@ -650,7 +697,10 @@ cdef class Pending:
             return
         try:
             if self.work is not None:
-                self.outcome = self.work.wait()
+                if is_only_thread(self.call.context):
+                    self.outcome = self.work.wait()
+                else:
+                    self.outcome = self.call.wait_beside_threads(self.work)
         except Error as error:
             raise self.call.context.failure(None, error) from error
         finally:
@@ -680,7 +730,28 @@ cdef class Collective(Call):
         return self.context.opened().run(self.kind, self.x, self.op, self.root, self.out, None, None, True, None)
 
 
-cdef class Directed(Call):
+cdef class MessageCall(Call):
+    """A call that sends or receives messages."""
+
+    cpdef object perform_beside_threads(self):
+        work = self.begin_beside_threads()
+        return None if work is None else self.wait_beside_threads(work)
+
+    cpdef object begin_beside_threads(self):
+        return self.context.turns.begin(self)
+
+    cpdef bint is_done_beside_threads(self, object work) except -1:
+        return self.context.turns.take(work.done)
+
+    cpdef object wait_beside_threads(self, object work):
+        return self.context.turns.wait_for(work)
+
+    def cancel(self, work):
+        """Cancel the call, if it is a receive that no message has matched, and return whether it was."""
+        return hasattr(work, "cancel") and self.context.turns.take(work.cancel)
+
+
+cdef class Directed(MessageCall):
     """A message between this rank and another one."""
 
     cdef public object x
@@ -882,7 +953,10 @@ cdef class Caller(Handle):
                 status.set(NO_PEER, ANY, 0)
             return True
         try:
-            found = context.opened().probe(peer, tag) if is_blocking else context.opened().iprobe(peer, tag)
+            if is_blocking:
+                found = context.probe(peer, tag, context.opened().probe, context.opened().iprobe)
+            else:
+                found = context.turns.take(context.opened().iprobe, peer, tag)
         except Error as error:
             raise context.failure(None, error) from error
         if found is not None and status is not None:

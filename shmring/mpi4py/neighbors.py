@@ -9,7 +9,7 @@ import numpy as np
 
 from .constants import INTEGERS
 from .forms import add_forms
-from .messages import Call, simple, typed_pieces, vector
+from .messages import MessageCall, simple, typed_pieces, vector
 from .objects import pickle
 from .point_to_point import PointToPoint, Several
 
@@ -17,7 +17,7 @@ _PROC_NULL = INTEGERS["PROC_NULL"]
 _LIBRARY = 1  # the context of these messages: receives of the program with wildcards do not match them
 
 
-class NeighborCall(Call):
+class NeighborCall(MessageCall):
     """Messages along all edges of this rank, in their order: `sent` goes out, `received` comes in."""
 
     def __init__(self, context: Any, sent: Sequence[Any], received: Sequence[Any]) -> None:

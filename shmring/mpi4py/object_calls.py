@@ -12,13 +12,13 @@ import numpy as np
 
 from ..errors import Error
 from .collectives import Collectives
-from .messages import Call, Status, simple
+from .messages import MessageCall, Status, simple
 from .objects import pickle
 from .ops import SUM
 from .point_to_point import ANY_SOURCE, ANY_TAG, PICKLER, PROC_NULL
+from .rc import rc
 from .requests import Request
 
-_ROOM_NBYTES = 32768  # of irecv without a buffer
 _FIRST_NBYTES = 48  # of a broadcast object: what a call line of the engine holds
 _LENGTH_NBYTES = 8
 PICKLER.loads = lambda data: pickle.loads(data)
@@ -32,7 +32,7 @@ def _object_in(data: Any) -> Any:
     return pickle.loads(data) if data.nbytes else None
 
 
-class Ask(Call):
+class Ask(MessageCall):
     """The receive of an object: a probe returns its length."""
 
     def __init__(self, context: Any, source: int, tag: int) -> None:
@@ -46,12 +46,20 @@ class Ask(Call):
         self.data = np.empty(found.nbytes, np.uint8)
         return self.context.comm.recv(self.data, found.source, found.tag)
 
+    def perform_beside_threads(self) -> Any:
+        """Receive the object. No other thread can receive a message that was taken."""
+        comm, turns = self.context.comm, self.context.turns
+        source = -1 if self.source == ANY_SOURCE else self.source
+        message = self.context.probe(source, self.tag, comm.mprobe, comm.improbe)
+        self.data = np.empty(message.status.nbytes, np.uint8)
+        return turns.wait_for(turns.take(message.irecv, self.data))
+
     def conclude(self) -> Any:
         """Return the object."""
         return _object_in(self.data)
 
 
-class Awaiting(Call):
+class Awaiting(MessageCall):
     """The receive of an object into memory that the caller gave, or that is large enough for most."""
 
     def __init__(self, received: Any, room: Any) -> None:
@@ -117,7 +125,7 @@ class Objects(Collectives):
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Begin to receive an object, and return a request. buf: memory for its bytes, or their number."""
         if buf is None or isinstance(buf, int):
-            room = np.empty(buf or _ROOM_NBYTES, np.uint8)
+            room = np.empty(buf or rc.irecv_bufsz, np.uint8)
         else:
             room = simple(buf, True).bytes
         call = self._receiving(room, source, tag)

@@ -12,7 +12,7 @@ from . import errors, handles
 from .constants import INTEGERS
 from .forms import add_forms
 from .memory import BUFFER_AUTOMATIC, buffer
-from .messages import Call, Caller, Handle, Status, handle, simple
+from .messages import Call, Caller, Handle, MessageCall, Pending, Status, handle, simple
 from .requests import Request
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = INTEGERS["ANY_SOURCE"], INTEGERS["ANY_TAG"], INTEGERS["PROC_NULL"]
@@ -28,10 +28,10 @@ class Several:
         """Return whether all are complete."""
         return all(work.done() for work in self.works)
 
-    def wait(self) -> None:
-        """Wait for all."""
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for all, `timeout` seconds for each."""
         for work in self.works:
-            work.wait()
+            work.wait(timeout)
 
 
 class Both(Several):
@@ -41,13 +41,13 @@ class Both(Several):
         super().__init__([sent, received])
         self.received = received
 
-    def wait(self) -> Any:
+    def wait(self, timeout: float | None = None) -> Any:
         """Wait for both."""
-        super().wait()
+        super().wait(timeout)
         return None if self.received is None else self.received.wait()
 
 
-class Exchange(Call):
+class Exchange(MessageCall):
     """A message that is sent and one that is received at the same time."""
 
     def __init__(self, context: Any, sent: Call, received: Call) -> None:
@@ -68,7 +68,7 @@ class BufferedSends:
 
     def __init__(self) -> None:
         self.attached: Any = None
-        self._pending: list[Any] = []
+        self._pending: list[Pending] = []
 
     def attach(self, memory: Any) -> None:
         """Let messages be copied, as if to this memory."""
@@ -85,21 +85,21 @@ class BufferedSends:
         found, self.attached = self.attached, None
         return found
 
-    def keep(self, transfer: Any) -> None:
+    def keep(self, pending: Pending) -> None:
         """Keep a message until it is received."""
-        self._pending = [pending for pending in self._pending if not pending.done()]
-        self._pending.append(transfer)
+        self._pending = [pending for pending in self._pending if not pending.poll()]
+        self._pending.append(pending)
 
     def flush(self) -> None:
         """Wait until all messages were received."""
         while self._pending:
-            self._pending.pop(0).wait()
+            self._pending.pop(0).settle()
 
 
 BUFFERED = BufferedSends()  # of the process: MPI.Attach_buffer
 
 
-class Buffered(Call):
+class Buffered(MessageCall):
     """A message that is copied, so that its sender need not wait."""
 
     def __init__(self, context: Any, sent: Any, sends: BufferedSends) -> None:
@@ -110,15 +110,18 @@ class Buffered(Call):
         if self.sends.attached is None:
             raise self.context.failure(errors.ERR_BUFFER, "no buffer is attached: call Attach_buffer")
         original, self.sent.x = self.sent.x, self.sent.x.copy()
+        pending = Pending()
+        pending.call = self.sent
         try:
-            self.sends.keep(self.sent.begin())
+            pending.start()
         finally:
             self.sent.x = original
+        self.sends.keep(pending)
 
     begin = perform
 
 
-class Synchronous(Call):
+class Synchronous(MessageCall):
     """A message whose send is complete only once the receiver has taken it."""
 
     def __init__(self, context: Any, sent: Any) -> None:
@@ -140,7 +143,7 @@ class Arrived:
         self.context, self.message = context, message
 
 
-class Taking(Call):
+class Taking(MessageCall):
     """The receive of a message that a probe took."""
 
     def __init__(self, arrived: Arrived, room: Any) -> None:
@@ -234,7 +237,10 @@ def _take(cls: Any, comm: Any, source: int, tag: int, status: Status | None, is_
             status.source, status.tag, status.count = PROC_NULL, ANY_TAG, 0
         return handle(cls, MESSAGE_NO_PROC._ref)
     try:
-        message = context.comm.mprobe(peer, tag) if is_blocking else context.comm.improbe(peer, tag)
+        if is_blocking:
+            message = context.probe(peer, tag, context.comm.mprobe, context.comm.improbe)
+        else:
+            message = context.turns.take(context.comm.improbe, peer, tag)
     except Error as error:
         raise context.failure(None, error) from error
     if message is None:

@@ -54,6 +54,7 @@ ring.Barrier()
 request = ring.Ineighbor_alltoall(large, rooms)
 for _ in range(100):
     assert not ring.Iprobe()
+ring.Barrier()
 ring.isend("of the program", above).wait()
 assert ring.recv() == "of the program"
 request.Wait()
