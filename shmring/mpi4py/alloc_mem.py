@@ -9,15 +9,24 @@ import contextlib
 import mmap
 import os
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .memory import buffer, get_address
 
-_blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and descriptor by address
-FIELDS = ("pid", "descriptor", "device", "inode", "offset", "nbytes")  # of a description, as integers
-_NOWHERE = -1  # the pid in the description of memory that cannot be mapped
+_blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and its address by descriptor
+
+
+class Place(NamedTuple):
+    """Part of a file that a process has open, where other ranks find an array. pid 0: they cannot map it."""
+
+    pid: int
+    descriptor: int
+    device: int
+    inode: int
+    offset: int
+    nbytes: int
 
 
 def allocate(nbytes: int) -> buffer:
@@ -37,36 +46,36 @@ def _new_block(nbytes: int) -> mmap.mmap:
     except BaseException:
         os.close(descriptor)
         raise
-    address = get_address(memory)
-    _blocks[address] = weakref.ref(memory), descriptor
-    weakref.finalize(memory, _forget, address)
+    _blocks[descriptor] = weakref.ref(memory), get_address(memory)
+    weakref.finalize(memory, _forget, descriptor)
     return memory
 
 
-def _forget(address: int) -> None:
-    os.close(_blocks.pop(address)[1])
+def _forget(descriptor: int) -> None:
+    del _blocks[descriptor]
+    os.close(descriptor)
 
 
 def _block_of(memory: Any) -> tuple[mmap.mmap, int, int] | None:
     """Return the block in which an array is, its descriptor, and the array's first byte in it."""
     address = get_address(memory)
-    for begin, (reference, descriptor) in _blocks.items():
+    for descriptor, (reference, begin) in list(_blocks.items()):
         block = reference()
         if block is not None and begin <= address and address + memory.nbytes <= begin + len(block):
             return block, descriptor, address - begin
     return None
 
 
-def describe(memory: Any) -> list[int]:
-    """Return by which file other ranks can map an array: a number for each of FIELDS."""
+def place_of(memory: Any) -> Place:
+    """Return where other ranks find an array."""
     if memory.nbytes == 0:
-        return [os.getpid(), 0, 0, 0, 0, 0]
+        return Place(os.getpid(), 0, 0, 0, 0, 0)
     found = _block_of(memory)
     if found is None:
-        return [_NOWHERE, 0, 0, 0, 0, memory.nbytes]
+        return Place(0, 0, 0, 0, 0, memory.nbytes)
     _, descriptor, offset = found
     file = os.fstat(descriptor)
-    return [os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes]
+    return Place(os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes)
 
 
 def hold(memory: Any) -> Any:
@@ -78,23 +87,17 @@ def hold(memory: Any) -> Any:
     return np.frombuffer(block, np.uint8)[offset : offset + memory.nbytes]
 
 
-def can_be_mapped(description: Any) -> bool:
-    """Return whether other ranks can map the memory."""
-    return bool(description[0] != _NOWHERE)
-
-
-def attach(description: Any) -> Any:
+def attach(place: Place) -> Any:
     """Map the memory of another process of this host, and return it as bytes. OSError if that fails."""
-    pid, descriptor, device, inode, offset, nbytes = (int(number) for number in description)
-    if nbytes == 0:
+    if place.nbytes == 0:
         return np.empty(0, np.uint8)
-    file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    file = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
-        if (found.st_dev, found.st_ino) != (device, inode):
-            raise FileNotFoundError(f"process {pid} is another one in this PID namespace")
-        first = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        memory = mmap.mmap(file, offset - first + nbytes, offset=first)
+        if (found.st_dev, found.st_ino) != (place.device, place.inode):
+            raise FileNotFoundError(f"process {place.pid} is another one in this PID namespace")
+        first = place.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        memory = mmap.mmap(file, place.offset - first + place.nbytes, offset=first)
     finally:
         os.close(file)
-    return np.frombuffer(memory, np.uint8)[offset - first :]
+    return np.frombuffer(memory, np.uint8)[place.offset - first :]

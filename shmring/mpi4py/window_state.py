@@ -140,18 +140,17 @@ def attach(engine: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
 
     NotImplementedError and OSError are raised on all ranks.
     """
-    mine = np.array(alloc_mem.describe(memory), np.int64)
-    each = engine.all_gather(mine).reshape(engine.size, -1)
-    if not all(alloc_mem.can_be_mapped(description) for description in each):
+    mine = np.array(alloc_mem.place_of(memory), np.int64)
+    places = [alloc_mem.Place(*row) for row in engine.all_gather(mine).reshape(engine.size, -1).tolist()]
+    if not all(place.pid for place in places):
         raise errors.refuse(
-            "windows over memory of the program (Win.Create)",
-            "use MPI.Alloc_mem or Win.Allocate",
+            "windows over memory of the program (Win.Create)", "use MPI.Alloc_mem or Win.Allocate"
         )
     parts, reason = [], ""
     try:
-        for rank, description in enumerate(each):
+        for rank, place in enumerate(places):
             is_mine = rank == engine.rank
-            parts.append(alloc_mem.hold(memory) if is_mine else alloc_mem.attach(description))
+            parts.append(alloc_mem.hold(memory) if is_mine else alloc_mem.attach(place))
     except OSError as error:
         reason = f"rank {engine.rank} cannot map the memory of rank {len(parts)}: {error}"
     reasons = [reason for reason in engine.all_gather_object(reason) if reason]

@@ -295,7 +295,7 @@ assert code_of(MPI.Win.Create, 8) == "TypeError"
 # A rank in another PID namespace finds another file, or none.
 from shmring.mpi4py import alloc_mem
 attach = alloc_mem.attach
-alloc_mem.attach = lambda description: attach([*description[:3], description[3] + 1, *description[4:]])
+alloc_mem.attach = lambda place: attach(place._replace(inode=place.inode + 1))
 memory = MPI.Alloc_mem(8)
 assert code_of(MPI.Win.Create, memory, comm=comm) == ("ERR_BASE" if size > 1 else "no error")
 alloc_mem.attach = attach
