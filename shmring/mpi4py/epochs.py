@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import numpy as np
-
 from . import errors
 from .constants import INTEGERS
 from .groups import Group
@@ -17,6 +15,7 @@ _NOCHECK, _NOSTORE, _NOPUT, _NOPRECEDE, _NOSUCCEED = (
     INTEGERS["MODE_" + name] for name in ("NOCHECK", "NOSTORE", "NOPUT", "NOPRECEDE", "NOSUCCEED")
 )
 _POSTED, _COMPLETED = 0, 1  # tags
+_NOTHING = (None, "B")  # the messages have no bytes
 
 
 class Synchronisation:
@@ -98,7 +97,7 @@ class Synchronisation:
             raise window.failure(errors.ERR_RMA_SYNC, f"this rank has open {epochs.describe()}")
         ranks = self._ranks_of(group)
         for rank in [] if assertion & _NOCHECK else ranks:
-            window.comm.recv(np.empty(1, np.uint8), rank, _POSTED)
+            window.channel().Recv(_NOTHING, rank, _POSTED)
         epochs.started, epochs.is_fenced = ranks, False
 
     @reports
@@ -109,7 +108,7 @@ class Synchronisation:
         if ranks is None:
             raise window.failure(errors.ERR_RMA_SYNC, "this rank has not called Start")
         for rank in ranks:
-            window.comm.send(np.zeros(1, np.uint8), rank, _COMPLETED)
+            window.channel().Send(_NOTHING, rank, _COMPLETED)
 
     @reports
     def Post(self, group: Group, assertion: int = 0) -> None:
@@ -119,7 +118,7 @@ class Synchronisation:
             raise window.failure(errors.ERR_RMA_SYNC, "this rank has called Post, and not yet Wait")
         epochs.posted = self._ranks_of(group)
         for rank in [] if assertion & _NOCHECK else epochs.posted:
-            window.comm.send(np.zeros(1, np.uint8), rank, _POSTED)
+            window.channel().Send(_NOTHING, rank, _POSTED)
 
     @reports
     def Wait(self) -> bool:
@@ -136,8 +135,8 @@ class Synchronisation:
         if window.epochs.posted is None:
             raise window.failure(errors.ERR_RMA_SYNC, "this rank has not called Post")
         for rank in [*window.epochs.posted]:
-            if waits or window.comm.iprobe(rank, _COMPLETED) is not None:
-                window.comm.recv(np.empty(1, np.uint8), rank, _COMPLETED)
+            if waits or window.channel().Iprobe(rank, _COMPLETED):
+                window.channel().Recv(_NOTHING, rank, _COMPLETED)
                 window.epochs.posted.remove(rank)
         if window.epochs.posted:
             return False

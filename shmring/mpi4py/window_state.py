@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import Error
 from . import alloc_mem, errors
-from .comm import Communicator
+from .comm import Communicator, Intra
 from .constants import INTEGERS
 from .errhandlers import run
 from .messages import handle
@@ -86,6 +86,10 @@ class Window(Communicator):
             code = errors.code_of(reason)
         run(self, handle(self.handle_class, self), code)
         return errors.Exception(code, str(reason))
+
+    def channel(self) -> Any:
+        """Return a handle of the window's own communicator."""
+        return handle(Intra.cls, self)
 
     def target(self, rank: int) -> int | None:
         """Return the rank, checked; None for PROC_NULL."""

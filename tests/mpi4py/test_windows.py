@@ -546,6 +546,47 @@ def test_epochs(tmp_path, nprocs):
     run(tmp_path, EPOCHS, nprocs)
 
 
+THREADS = """
+import threading
+
+win = MPI.Win.Allocate(8 * size, 8, comm=comm)
+tickets = []
+
+def draw():
+    got = np.zeros(1, "i8")
+    for _ in range(200):
+        win.Fetch_and_op(np.ones(1, "i8"), got, 0)
+        tickets.append(int(got[0]))
+
+win.Lock_all()
+threads = [threading.Thread(target=draw) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+win.Unlock_all()
+assert sorted(sum(comm.allgather(tickets), [])) == list(range(600 * size))
+
+# One thread waits for the ranks that access this one, while another thread accesses a rank.
+group = win.Get_group()
+for turn in range(20):
+    win.Post(group.Incl([left]))
+    waiting = threading.Thread(target=win.Wait)
+    waiting.start()
+    win.Start(group.Incl([right]))
+    win.Put(np.array([turn + rank]), right, 0)
+    win.Complete()
+    waiting.join()
+    assert items(win, "i8")[0] == turn + left
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [2, 3])
+def test_several_threads(tmp_path, nprocs):
+    run(tmp_path, THREADS, nprocs)
+
+
 DEATH = """
 win = MPI.Win.Allocate(8, comm=comm)
 if rank == 1:

@@ -14,10 +14,12 @@ import numpy as np
 
 from ...errors import Error, Timeout
 from .. import errors
+from ..messages import handle
 from ..window_state import reports
 
 MPI: Any = import_module("shmring.mpi4py.MPI")
 _AT_ONCE_S = 1e-9  # shmring's timeouts are positive
+_NOTHING = (None, MPI.BYTE)  # a message without bytes
 _HEAD, _LENGTH, _PLACES = 0, 1, 2  # elements of a condition's array: a circular queue
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self", bound="_Entered")
@@ -41,12 +43,12 @@ class Sequential:
     def begin(self) -> None:
         """Wait until the previous rank has ended its part."""
         if self.comm.Get_rank() > 0:
-            self.comm.Recv([None, 0, MPI.BYTE], self.comm.Get_rank() - 1, self.tag)
+            self.comm.Recv(_NOTHING, self.comm.Get_rank() - 1, self.tag)
 
     def end(self) -> None:
         """Let the next rank begin its part."""
         if self.comm.Get_rank() < self.comm.Get_size() - 1:
-            self.comm.Send([None, 0, MPI.BYTE], self.comm.Get_rank() + 1, self.tag)
+            self.comm.Send(_NOTHING, self.comm.Get_rank() + 1, self.tag)
 
 
 class _Shared:
@@ -62,6 +64,10 @@ class _Shared:
             self._array = self._ref.comm.shared(count, dtype, locks=nlocks)
         except Error as error:
             raise context.failure(None, error) from error
+
+    def _channel(self) -> Any:
+        """Return a handle of the object's own communicator."""
+        return handle(MPI.Intracomm, self._ref)
 
     def _check_open(self) -> None:
         if self._ref is None:
@@ -237,7 +243,7 @@ class Condition(_Shared, _Entered):
         places[(queue[_HEAD] + queue[_LENGTH]) % len(places)] = self._ref.rank
         queue[_LENGTH] += 1
         count = self._mutex._leave()
-        self._ref.comm.recv(np.empty(1, np.uint8))
+        self._channel().Recv(_NOTHING)
         self._mutex._come_back(count)
         return True
 
@@ -260,7 +266,7 @@ class Condition(_Shared, _Entered):
             rank = int(places[queue[_HEAD]])
             queue[_HEAD] = (queue[_HEAD] + 1) % len(places)
             queue[_LENGTH] -= 1
-            self._ref.comm.send(np.zeros(1, np.uint8), rank)
+            self._channel().Send(_NOTHING, rank)
         return number
 
     def notify_all(self) -> int:
