@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import sys
@@ -68,10 +69,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         _count_ranks(options)
         _check_output(options)
         _check_restart(options)
-    except (ValueError, argparse.ArgumentTypeError) as error:
+    except ValueError as error:
         parser.error(str(error))
     if not options.module and _is_python(options.script):
-        without = " ".join(["shmrun -n", counts, *options.arguments])
+        without = " ".join(["shmrun -n", counts, *itertools.dropwhile(_is_pythons_own, options.arguments)])
         parser.error(f"shmrun starts Python itself: leave out {options.script!r}, as in {without}")
     if not options.module and not os.path.exists(options.script):
         parser.error(f"there is no script {options.script!r}")
@@ -84,6 +85,10 @@ def _is_python(script: str) -> bool:
     return is_named_so and (os.access(script, os.X_OK) or not os.path.exists(script))
 
 
+def _is_pythons_own(argument: str) -> bool:
+    return argument.startswith("-") and argument != "-m"
+
+
 def _parser() -> _Parser:
     parser = _Parser(
         prog="shmrun",
@@ -92,8 +97,9 @@ def _parser() -> _Parser:
         description="Run a Python script as several ranks on this host; shmring.init() joins them. For "
         "several hosts run it on each, with the same --nnodes, --rdzv, -n and SHMRING_KEY, and its own "
         "--node-rank.",
-        epilog="The exit code is that of the first rank that fails (128 + N for signal N); its traceback is "
-        "the last that is printed. Ctrl-C, SIGTERM and SIGHUP are forwarded to the ranks and end the run.",
+        epilog="The exit code is that of the first rank that fails (128 + N for signal N); the last "
+        "line that is printed names it and its error. Ctrl-C, SIGTERM and SIGHUP are forwarded to the ranks "
+        "and end the run.",
     )
     counts = parser.add_argument(
         "-n",
@@ -114,7 +120,8 @@ def _parser() -> _Parser:
         help="let `import mpi4py` mean shmring's stand-in, so that a program for mpi4py runs without MPI",
     )
     parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
+    rest.required = False  # argparse would name it among the arguments that are missing
     _add_output(parser.add_argument_group("output"))
     _add_course(parser.add_argument_group("failures and CPUs"))
     hosts = parser.add_argument_group("several hosts")
@@ -238,10 +245,13 @@ def _nprocs(text: str, bind: str) -> int:
     if text == "auto":
         cores = len(cpu_topology.cores_of(cpu_topology.read(os.sched_getaffinity(0))))
         return min(cores, usable_cpus()) if bind == "core" else usable_cpus()
+    number = whole_number(text)
+    if number is None:
+        raise ValueError(f"-n is {text!r}, which is no number of ranks: give one, such as 4, or auto")
     try:
-        return check_nprocs(int(text))
+        return check_nprocs(number)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"argument -n: {text!r}: {error}") from None
+        raise ValueError(f"-n: {error}") from None
 
 
 def _ranks(text: str, size: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Combine the output of several ranks on one terminal or in one log: whole lines with the rank in front.
 
-The unfinished line of one rank (a progress bar, a prompt) is shown as it grows. It is drawn again below
-lines that other ranks print meanwhile.
+The lines of a traceback are shown together. The unfinished line of one rank (a progress bar, a prompt) is
+shown as it grows. It is drawn again below lines that other ranks print meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _LONGEST_LINE_NBYTES = 1 << 16
 _TAIL_LINES = 200
 _CLEAR_LINE = b"\r\x1b[K"
 _COLOURS = (36, 33, 35, 32, 34, 31)
+_TRACEBACK = b"Traceback (most recent call last):"
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class Stream:
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._screen = screen
         self._live = live
+        self._traceback: list[bytes] = []  # the lines of a traceback so far, which are not shown yet
         if screen is not None:
             screen.opened(self)
 
@@ -153,7 +155,8 @@ class Stream:
         # In a log, other ranks' lines would split an unfinished line. A progress bar is shown nevertheless:
         # it starts over at each carriage return.
         screen = self._screen
-        shown = screen is not None and self._live and bool(self.rest) and (screen.tty or b"\r" in self.rest)
+        live = self._live and not self._traceback
+        shown = screen is not None and live and bool(self.rest) and (screen.tty or b"\r" in self.rest)
         if screen is not None and shown:
             screen.unfinished(self)
         if b"\r" in self.rest and (self._live or self.prefix):
@@ -168,6 +171,7 @@ class Stream:
         self._cut()
         screen, self._screen = self._screen, None
         if screen is not None:
+            self._show(screen, self._traceback)
             screen.closed(self)
         if self.log is not None:
             self.log.close()
@@ -191,9 +195,21 @@ class Stream:
 
     def _finish_line(self, line: bytes) -> None:
         if self._screen is not None:
-            self._screen.line(self, line)
+            self._traceback.append(line)
+            if not self._is_inside_traceback(line):
+                self._show(self._screen, self._traceback)
+                self._traceback = []
         self.shown_nbytes = 0
         self.tail.append(_last_segment(line).decode("utf-8", "replace")[:2000])
+
+    def _is_inside_traceback(self, line: bytes) -> bool:
+        """Return whether more lines of a traceback follow: the first line without indent ends it."""
+        is_head = line == _TRACEBACK and not self.shown_nbytes
+        return is_head or (line.startswith(b" ") and self._traceback[0] == _TRACEBACK)
+
+    def _show(self, screen: Screen, lines: list[bytes]) -> None:
+        for line in lines:
+            screen.line(self, line)
 
 
 def _last_segment(line: bytes) -> bytes:

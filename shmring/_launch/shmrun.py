@@ -33,7 +33,7 @@ from .log_files import Log, create_logs, restart_directory
 from .options import complain, parse, print_line, print_message
 from .output_mux import Front, Screen, Stream, screens
 from .stand_in import with_stand_in
-from .traceback_tail import is_consequence, traceback_tail
+from .traceback_tail import exception_line, is_consequence, traceback_tail
 
 _CAUSE_S = 1.0  # time for the cause to appear if the first failure is a consequence of another rank's
 _SWEEP_S = 1.0  # time for processes that the ranks have left running
@@ -492,15 +492,18 @@ class _Run:
         return 128 + self._forwarded
 
     def _report(self, rank: _Rank) -> int:
-        """Print, as the last output, the rank that failed first and its traceback."""
+        """Print, as the last output, the rank that failed first; its traceback too if that was not shown."""
         assert rank.exit_code is not None
         assert rank.status is not None
         how = _how_ended(rank.exit_code, self._oom_kills)
+        tail, hidden = rank.traceback_tail, rank.rank not in self._shown
         words = ", with nothing on stderr"
-        if rank.err.tail:
+        if tail and hidden:
             words = f"; the end of {'its stderr' if rank.err.log is None else rank.err.log.path}:"
+        elif tail:
+            words = f": {exception_line(tail)}"
         print_message(f"rank {rank.rank} of {self._share.size} failed first: {how}{words}")
-        for line in rank.traceback_tail:
+        for line in tail if hidden else ():
             print_line(line)
         return rank.status
 

@@ -34,6 +34,19 @@ def traceback_tail(lines: list[str]) -> list[str]:
 
 def is_consequence(words: Sequence[str]) -> bool:
     """Return whether the first exception, or each of a group, is about another rank's failure."""
+    causes = _causes(words)
+    return bool(causes) and all(_CONSEQUENCE.match(cause) for cause in causes)
+
+
+def exception_line(words: Sequence[str]) -> str:
+    """Return the line that names the exception of a traceback tail; without a traceback, the last line."""
+    heads = [at for at, line in enumerate(words) if _HEAD.match(_COLOUR.sub("", line))]
+    causes = _causes(words[heads[-1] :]) if heads else []
+    return causes[0] if causes else words[-1]
+
+
+def _causes(words: Sequence[str]) -> list[str]:
+    """Return the line of the first exception, or of the first of each member of a group."""
     causes, expected = [], True
     for line in (_COLOUR.sub("", line) for line in words):
         if _NEXT_OF_GROUP.match(line):
@@ -43,4 +56,4 @@ def is_consequence(words: Sequence[str]) -> bool:
         if expected and not _NO_CAUSE.match(text) and not text.startswith(_INCIDENTAL):
             causes.append(text)
             expected = False
-    return bool(causes) and all(_CONSEQUENCE.match(cause) for cause in causes)
+    return causes

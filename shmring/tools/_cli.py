@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
-from .._config import optional_deps
 
 BAD_USAGE = 2
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -24,6 +23,16 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False} | keywords)
         self.add_argument("--version", action="version", version=f"shmring {__version__}")
+        self.set_defaults(prog=self.prog)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse unknown arguments in the name of this parser: argparse leaves them to the outermost."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, []
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(complain(self.prog, f"{message} (more with {self.prog} --help)", BAD_USAGE))
@@ -117,11 +126,3 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def need(module: str, extra: str, purpose: str) -> Any:
-    """Import a module of an extra; if it is missing, say how to install it and exit."""
-    try:
-        return optional_deps.need(module, extra, purpose)
-    except optional_deps.Missing as error:
-        raise SystemExit(complain("shmring", str(error), BAD_USAGE)) from None

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import shmring
 
 from .._bootstrap.environment import find_job
+from .._config import optional_deps
 from .._config.settings import ALGORITHMS, Settings, whole_number
 from .._system.limits import usable_cpus
 from . import _cli
@@ -259,7 +260,7 @@ def _job(arguments: argparse.Namespace) -> Job:
             _refuse(f"{flag} has no meaning for {sized}: leave it out")
     dtype = arguments.dtype or "float32"
     if dtype in OTHER_DTYPES:
-        _cli.need("ml_dtypes", "dtypes", f"--dtype {dtype}")
+        optional_deps.need("ml_dtypes", "dtypes", f"--dtype {dtype}")
     job = Job(
         call=call,
         sizes=(0,) if bare else _sizes(arguments.sizes or _DEFAULT_SIZES, arguments.factor or 2),

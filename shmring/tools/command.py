@@ -7,8 +7,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from .._config.optional_deps import Missing
 from . import bench, doctor, dump, info, predict, ps, selftest, top, tune
-from ._cli import Parser
+from ._cli import BAD_USAGE, Parser, complain
 
 _COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as --help shows them
 
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
+    except Missing as error:
+        return complain(arguments.prog, str(error), BAD_USAGE)
     except KeyboardInterrupt:  # without a traceback, as other commands end
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader closed the pipe, as `head` does; keep the interpreter silent at exit

@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m shmring.selftest` and return the exit status."""
-    parser = _cli.Parser(prog="python -m shmring.selftest", description=_ABOUT)
+    parser = _cli.Parser(prog="shmring selftest", description=_ABOUT)
     _cli.add_json(parser, "the checks")
     try:
         return run(parser.parse_args(argv))

@@ -1,6 +1,6 @@
 """`shmring tune`: measure the best thresholds for this machine and save them for this user's processes.
 
-Also python -m shmring.tools.tune [--ranks 2,4] [--seconds 30]. Thresholds are tuned one at a time, with the
+Also python -m shmring.tools.tune [--ranks 2,4] [--seconds 120]. Thresholds are tuned one at a time, with the
 values found so far for the others. Candidates are timed in turn. A candidate is taken if it is clearly faster
 than the built-in value in two trials and slower in no load.
 """
@@ -13,8 +13,9 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,6 +35,7 @@ _PURPOSE = (
 )
 _BROKEN_OFF = 130  # as a shell reports SIGINT
 KIB, MIB = 1 << 10, 1 << 20
+LEAST_S = 4.0  # rounds of a question that has less time are too few
 WORTH = 0.97  # a candidate needs at most this part of the present value's time on average
 HARMLESS = 1.05  # and at most this part in each load
 
@@ -226,27 +228,42 @@ def _value_text(value: int) -> str:
 def tune(
     ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar
 ) -> tuple[tuning_table.Table, list[Answer]]:
-    """Return the table for a number of ranks: only values that beat the built-in value in two trials."""
+    """Return the table for a number of ranks: only values that beat the built-in value in two trials.
+
+    The questions share `seconds`, which include the start of the ranks. If the shares would be too short, the
+    last questions are not asked.
+    """
     table: tuning_table.Table = {distance: {} for distance in tuning_table.DISTANCES}
     chosen = []
-    for question in questions:
+    end = time.monotonic() + seconds
+    for at, question in enumerate(questions):
+        left = end - time.monotonic()
+        share = min(left, max(left / (len(questions) - at), LEAST_S))
+        found = _answered(ranks, question, table, share) if left > 0 else {}
         present = thresholds.built_in(ranks)[question.name]
-        share = seconds / len(questions)
-        others = [value for value in question.candidates if value != present]
-        found = _ask(ranks, question, [present, *others], table, share * 2 / 3)
-        best = sorted({value for value, _ in found.values()} - {present})
-        # The best of many candidates owes something to chance, so it must win a second trial alone.
-        again = _ask(ranks, question, [present, *best], table, share / 3) if best else found
-        for distance, (value, part) in again.items():
+        for distance, (value, part) in found.items():
             if value != present:
                 table[distance][question.name] = value
             chosen.append(Answer(ranks, distance, question.name, present, value, part))
             bar.write_line(str(chosen[-1]))
-        if not again:
-            text = f"{_value_text(present)} stays, too few rounds; give more --seconds"
-            bar.write_line(f"{ranks} ranks: {question.name}: {text}")
+        if not found:
+            text = f"{_value_text(present)} stays, {'too few rounds' if left > 0 else 'no time left'}"
+            bar.write_line(f"{ranks} ranks: {question.name}: {text}; give more --seconds")
         bar.advance()
     return {distance: values for distance, values in table.items() if values}, chosen
+
+
+def _answered(
+    ranks: int, question: Question, table: tuning_table.Table, seconds: float
+) -> dict[str, tuple[int, float]]:
+    """Return the answers by distance; none after too few rounds."""
+    begin = time.monotonic()
+    present = thresholds.built_in(ranks)[question.name]
+    others = [value for value in question.candidates if value != present]
+    found = _ask(ranks, question, [present, *others], table, begin + seconds * 2 / 3)
+    best = sorted({value for value, _ in found.values()} - {present})
+    # The best of many candidates owes something to chance, so it must win a second trial alone.
+    return _ask(ranks, question, [present, *best], table, begin + seconds) if best else found
 
 
 def _beside(question: Question) -> dict[str, int]:
@@ -263,7 +280,7 @@ def _beside(question: Question) -> dict[str, int]:
 
 
 def _ask(
-    ranks: int, question: Question, candidates: Sequence[int], table: tuning_table.Table, seconds: float
+    ranks: int, question: Question, candidates: Sequence[int], table: tuning_table.Table, until: float
 ) -> dict[str, tuple[int, float]]:
     """Return the answers from communicators that differ only in the candidate."""
     with tempfile.TemporaryDirectory(prefix="shmring-tune-") as folder:
@@ -278,7 +295,7 @@ def _ask(
             tuning_table.save(Path(paths[-1]), {ranks: tried}, thresholds.LIMITS)
         worlds = [shmring.world(ranks) for _ in candidates]
         results: list[list[Timed]] = shmring.spawn(
-            trial, ranks, (worlds, paths, question.loads(ranks), seconds)
+            trial, ranks, (worlds, paths, question.loads(ranks), until)
         )
     return answers(question, candidates, results[0])
 
@@ -288,7 +305,7 @@ def _ask(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this module as a program and return the exit status."""
-    parser = _filled(_cli.Parser(prog="python -m shmring.tools.tune", description=_PURPOSE))
+    parser = _filled(_cli.Parser(prog="shmring tune", description=_PURPOSE))
     return run(parser.parse_args(arguments))
 
 
@@ -341,6 +358,7 @@ def _run(options: argparse.Namespace) -> int:
                 if kept:
                     table[distance] = kept | table.get(distance, {})
             tables[ranks] = table
+        bar.write_line(summary(answered, len(options.ranks) * len(questions), kept=not options.dry_run))
     if not options.dry_run:
         tuning_table.save(options.output, tables, thresholds.LIMITS)
     if options.json:
@@ -354,6 +372,29 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def summary(answered: Sequence[Answer], asked: int, *, kept: bool) -> str:
+    """Return what the answers to `asked` questions mean for the user, in one line."""
+    measured = len({(one.ranks, one.name) for one in answered})
+    better = [one for one in answered if one.taken != one.built_in]
+    count = len({(one.ranks, one.name) for one in better})
+    text = f"{count} of {measured} values {'are' if kept else 'would be'} better"
+    if better:
+        text += ": " + ", ".join(
+            f"{one.name} {_value_text(one.taken)} instead of {_value_text(one.built_in)} "
+            f"({one.ranks} ranks, {one.distance})"
+            for one in better
+        )
+    elif measured:
+        text += ": the built-in values stay"
+    if better and not kept:
+        ranks = ",".join(dict.fromkeys(str(one.ranks) for one in better))
+        names = ",".join(dict.fromkeys(one.name for one in better))
+        text += f"; keep {'it' if count == 1 else 'them'} with: shmring tune --ranks {ranks} --only {names}"
+    if measured < asked:
+        text += f"; {asked - measured} could not be measured, give more --seconds"
+    return text
+
+
 def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     names = [question.name for question in QUESTIONS]
     cpus = len(os.sched_getaffinity(0))
@@ -364,7 +405,10 @@ def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="numbers of ranks to tune for, as in 2,4 (default: 2, the number of CPUs, twice that)",
     )
     parser.add_argument(
-        "--seconds", type=_cli.seconds, default=30.0, help="time for the trials of each number of ranks"
+        "--seconds",
+        type=_cli.seconds,
+        default=120.0,
+        help="time for each number of ranks; if it is short, some stay unmeasured (default: %(default)g)",
     )
     parser.add_argument("--only", type=_names(names), default=[], help=f"some of {', '.join(names)}")
     parser.add_argument(
@@ -403,15 +447,13 @@ def _kept_so_far(path: Path) -> dict[int, tuning_table.Table]:
 
 
 class _Bar:
-    """Print lines above a progress bar; without tqdm, print the lines only."""
+    """Print lines above a progress bar; without tqdm or a terminal, print the lines only."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._bar: Any = None
         self._stream = stream
-        try:
-            self._bar = importlib.import_module("tqdm").tqdm(total=total, unit="question")
-        except ImportError:
-            print(f"{total} questions", file=sys.stderr)
+        with suppress(ImportError):
+            self._bar = importlib.import_module("tqdm").tqdm(total=total, unit="question", disable=None)
 
     def write_line(self, text: str) -> None:
         if self._bar is None:

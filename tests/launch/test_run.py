@@ -161,6 +161,10 @@ def test_rank_0_reads_standard_input(tmp_path):
         (["-n", "two", "x.py"], "'two'"),
         (["-n", "2", "no-such-script.py"], "there is no script 'no-such-script.py'"),
         (["-n", "2", "python", "x.py"], "leave out 'python', as in shmrun -n 2 x.py"),
+        (["-n", "2", "python3", "-u", "x.py", "-v"], "leave out 'python3', as in shmrun -n 2 x.py -v"),
+        (["-n", "2", "python", "-m", "x"], "leave out 'python', as in shmrun -n 2 -m x"),
+        (["-n", "2"], "arguments are required: SCRIPT (usage"),
+        (["-n", "two", "x.py"], "-n is 'two', which is no number of ranks: give one, such as 4, or auto"),
         (["-n", "2", "/usr/bin/python3.11", "-m", "x"], "as in shmrun -n 2 -m x"),
         (["-n", "2", "--grace", "-1", "x.py"], "--grace"),
         (["-n", "2", "--no-such-option", "x.py"], "usage: shmrun -n 4 script.py"),
@@ -240,7 +244,7 @@ def test_a_closed_reader_ends_it_without_a_message(tmp_path):
 # --- failures ---
 
 
-def test_the_first_failure_is_reported_last_and_alone(shmrun):
+def test_the_first_failure_is_named_last_and_its_traceback_is_shown_once(shmrun):
     done = shmrun(
         """
         if rank == 1:
@@ -251,10 +255,32 @@ def test_the_first_failure_is_reported_last_and_alone(shmrun):
         nprocs=3,
     )
     assert done.returncode == 1
-    report = done.stderr[done.stderr.index("shmrun:") :].splitlines()
-    assert report[0] == "shmrun: rank 1 of 3 failed first: exit status 1; the end of its stderr:"
-    assert report[1] == "Traceback (most recent call last):"
-    assert report[-1] == "ZeroDivisionError: division by zero"
+    *shown, last = done.stderr.splitlines()
+    assert last == "shmrun: rank 1 of 3 failed first: exit status 1: ZeroDivisionError: division by zero"
+    assert shown[0] == "1| Traceback (most recent call last):"
+    assert shown[-1] == "1| ZeroDivisionError: division by zero"
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_the_lines_of_a_traceback_stay_together(shmrun):
+    code = """
+        for _ in range(30):
+            for line in ("Traceback (most recent call last):", "  File", "    code", "Error: one", "two"):
+                print(line, file=sys.stderr)
+                time.sleep(0.001)
+        sys.stderr.write("Traceback (most recent call last):\\n  File")
+        """
+    done = shmrun(code)
+    lines = done.stderr.splitlines()
+    for at, line in enumerate(lines):
+        rank = line[:3]
+        if line.endswith("last):"):
+            whole = [f"{rank}  File", f"{rank}    code", f"{rank}Error: one"]
+            assert lines[at + 1 : at + 4] == whole or lines[at + 1 : at + 2] == whole[:1]
+    for rank in range(2):
+        own = [line.removeprefix(f"{rank}| ") for line in lines if line.startswith(f"{rank}| ")]
+        block = ["Traceback (most recent call last):", "  File", "    code", "Error: one", "two"]
+        assert own == block * 30 + block[:2]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +290,7 @@ def test_the_first_failure_is_reported_last_and_alone(shmrun):
         ("os._exit(3)", 3, "exit status 3"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL, with nothing on stderr"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
-        ("sys.exit('last words')", 1, "exit status 1; the end of its stderr:\nlast words\n"),
+        ("sys.exit('last words')", 1, "exit status 1: last words\n"),
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failing_rank(shmrun, how, status, expected):
@@ -325,7 +351,7 @@ def test_reports_of_other_ranks_are_not_the_failure(shmrun):
         """
     done = shmrun(code, nprocs=3)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "ValueError: the cause"
+    assert done.stderr.splitlines()[-1].endswith(" failed first: exit status 1: ValueError: the cause")
     done = shmrun(
         "import shmring\ncomm = shmring.init()\nif rank == 1: os._exit(9)\ncomm.barrier()", nprocs=3
     )

@@ -41,9 +41,9 @@ def test_a_world_that_fails_is_started_again_as_a_new_one(shmrun, tmp_path):
     assert done.returncode == 0, done.stderr
     messages = [line for line in done.stderr.splitlines() if line.startswith("shmrun: ")]
     assert messages == [
-        "shmrun: rank 1 of 2 failed first: exit status 1; the end of its stderr:",
+        "shmrun: rank 1 of 2 failed first: exit status 1: ValueError: wrong for the 0th time",
         "shmrun: restart 1 of 3: all 2 ranks start again",
-        "shmrun: rank 1 of 2 failed first: exit status 1; the end of its stderr:",
+        "shmrun: rank 1 of 2 failed first: exit status 1: ValueError: wrong for the 1th time",
         "shmrun: restart 2 of 3: all 2 ranks start again",
     ]
     worlds = sorted(set(done.stdout.splitlines()))

@@ -429,6 +429,17 @@ def test_every_command_says_its_version(capsys, arguments):
     assert capsys.readouterr().out == f"shmring {shmring.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    "name", ["info", "doctor", "selftest", "bench", "predict", "tune", "ps", "top", "dump"]
+)
+def test_every_command_puts_its_name_before_an_error(capsys, name):
+    with pytest.raises(SystemExit) as done:
+        command.main([name, *(["1"] if name == "dump" else []), "--nosuch"])
+    assert done.value.code == 2
+    error = f"shmring {name}: unrecognized arguments: --nosuch (more with shmring {name} --help)\n"
+    assert capsys.readouterr().err == error
+
+
 def test_dump_shows_the_calls_of_the_start_only_if_asked(world_of, capsys):
     ranks = world_of(2)
     ranks(shmring.Comm.barrier)

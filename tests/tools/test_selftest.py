@@ -196,6 +196,5 @@ def test_a_wrong_flag_is_one_line_and_status_2():
     done = run("-m", "shmring.selftest", "--quick")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "python -m shmring.selftest: unrecognized arguments: --quick "
-        "(more with python -m shmring.selftest --help)\n"
+        "shmring selftest: unrecognized arguments: --quick (more with shmring selftest --help)\n"
     )

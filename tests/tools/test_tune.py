@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -13,10 +14,11 @@ from combinations import each_value
 from engines import environment
 from ranks import Ranks
 
+import shmring
 from shmring._config import thresholds, tuning_table
 from shmring._config.settings import Settings
 from shmring.tools import tune
-from shmring.tools._bench.trials import Load, Timed
+from shmring.tools._bench.trials import Load, Timed, trial
 
 TABLES = {
     2: {"any": {"small_nbytes": 4096}, "near": {"chunk_nbytes": 65536}, "far": {"exchange_nbytes": 8192}},
@@ -305,6 +307,77 @@ def test_every_question_is_about_a_number_that_may_be_so():
         assert all(least <= value <= most for value in question.candidates)
         assert question.loads(2)
     assert {question.name for question in tune.QUESTIONS} == set(thresholds.LIMITS)
+
+
+class Clock:
+    """Time that passes only in the questions."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Lines:
+    """A bar that keeps its lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def write_line(self, text):
+        self.lines.append(text)
+
+    def advance(self):
+        pass
+
+
+def test_questions_share_the_seconds_and_the_last_are_not_asked_if_there_is_no_time_left(monkeypatch):
+    clock, bar, shares = Clock(), Lines(), []
+
+    def ask(ranks, question, candidates, table, until):
+        shares.append(until - clock.now)
+        clock.now += 10
+        return {"any": (candidates[0], 1.0)}
+
+    monkeypatch.setattr(tune, "time", clock)
+    monkeypatch.setattr(tune, "_ask", ask)
+    _, answered = tune.tune(2, tune.QUESTIONS[:5], 30.0, bar)
+    assert shares == pytest.approx([6 * 2 / 3, 5 * 2 / 3, 4 * 2 / 3])  # a third is for the second trial
+    assert [answer.name for answer in answered] == [question.name for question in tune.QUESTIONS[:3]]
+    assert [line.endswith("stays, no time left; give more --seconds") for line in bar.lines] == [
+        *[False] * 3,
+        *[True] * 2,
+    ]
+
+
+def test_a_trial_ends_with_its_time():
+    def calls(comm, worlds):
+        loads = [Load("all_reduce", 8), Load("broadcast", 4096)]
+        return [
+            len(found.seconds) for found in trial(comm, worlds, ["none"] * 2, loads, time.monotonic() - 1)
+        ]
+
+    assert shmring.spawn(calls, 2, [[shmring.world(2), shmring.world(2)]], method="fork")[0] == [1, 1]
+
+
+def test_the_summary_says_what_would_be_better_and_how_to_keep_it():
+    same = tune.Answer(2, "any", "depth", 4, 4, 1.0)
+    better = tune.Answer(2, "far", "chain_nbytes", thresholds.NEVER, 1 << 18, 0.7)
+    assert tune.summary([same, better], 2, kept=False) == (
+        "1 of 2 values would be better: chain_nbytes 256 KiB instead of never (2 ranks, far); "
+        "keep it with: shmring tune --ranks 2 --only chain_nbytes"
+    )
+    assert tune.summary([same, better], 2, kept=True).startswith("1 of 2 values are better: chain_nbytes")
+    assert tune.summary([same], 1, kept=False) == "0 of 1 values would be better: the built-in values stay"
+    assert tune.summary([], 3, kept=False) == (
+        "0 of 0 values would be better; 3 could not be measured, give more --seconds"
+    )
+
+
+def test_no_bar_is_drawn_where_there_is_no_terminal(path):
+    done = run_tune("--ranks", "2", "--seconds", "0.01", "--only", "depth", "--dry-run")
+    assert done.stderr == ""
 
 
 def run_tune(*arguments):

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from shmring._launch.traceback_tail import is_consequence, traceback_tail
+from shmring._launch.traceback_tail import exception_line, is_consequence, traceback_tail
 
 # A class that Python prints like RankFailed, without ranks.
 RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
@@ -38,6 +38,7 @@ def test_the_last_traceback_is_it():
         """
     mine = ["Traceback (most recent call last):", '  File "y"', "ValueError: mine"]
     assert words(textwrap.dedent(own)) == (mine, False)
+    assert exception_line([*mine, "its second line"]) == "ValueError: mine"
 
 
 def test_what_led_to_it_belongs_to_it():
@@ -55,6 +56,7 @@ def test_what_led_to_it_belongs_to_it():
     lines, consequence = words(textwrap.dedent(chained))
     assert len(lines) == 9
     assert consequence
+    assert exception_line(lines) == "ValueError: mine"
     assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
 
 
@@ -71,6 +73,7 @@ def test_without_a_traceback_it_is_the_last_lines():
     assert words("only a line") == (["only a line"], False)
     assert words("\n".join(map(str, range(30))))[0] == [str(number) for number in range(20, 30)]
     assert words("") == ([], False)
+    assert exception_line(["some", "words"]) == "words"
 
 
 IN_A_THREAD = "import threading\nt = threading.Thread(target=lambda: {}['thread'])\nt.start(); t.join()\n"
@@ -114,6 +117,7 @@ def test_a_group_is_reported_whole_and_is_a_consequence_if_all_of_it_is(tmp_path
     assert lines[0] == "  + Exception Group Traceback (most recent call last):"
     assert any("unhandled" in line for line in lines)
     assert is_one is consequence
+    assert exception_line(lines).endswith((": mine", "rank 1 has gone"))
 
 
 def test_a_group_with_a_cause_begins_with_that(tmp_path):

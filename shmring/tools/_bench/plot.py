@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..._config import optional_deps
 from .. import _cli
 from .compare import Curve
 
@@ -59,7 +60,7 @@ def figure_of(report: dict[str, Any], curves: Sequence[Curve]) -> Any:
 
 def empty(**look: Any) -> Any:
     """Return an empty matplotlib Figure."""
-    return _cli.need("matplotlib.figure", "plot", "--plot").Figure(**look)
+    return optional_deps.need("matplotlib.figure", "plot", "--plot").Figure(**look)
 
 
 def dress(axes: Any, unit: str, sizes: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ Call = Literal[
     "all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "scatter", "all_gather", "all_to_all"
 ]
 
-LEAST_ROUNDS = 5  # even if the time is up
+LEAST_ROUNDS = 5  # fewer say nothing
 _SAMPLE_S = 0.002
 _FUSED_ARRAYS = 64
 
@@ -58,9 +58,12 @@ def trial(
     worlds: Sequence[shmring.World],
     tables: Sequence[str],
     loads: Sequence[Load],
-    seconds: float,
+    until: float,
 ) -> list[Timed]:
-    """Time every load on a communicator for each of `tables` (files), `seconds` in all. Collective."""
+    """Time every load on a communicator for each of `tables` (files). Collective.
+
+    The rounds end at `until`, by time.monotonic(); each load has at least one.
+    """
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[comm.rank % len(cpus)]})
     for name in [name for name in os.environ if name.startswith("SHMRING_")]:
@@ -70,19 +73,22 @@ def trial(
         os.environ["SHMRING_TUNING"] = table
         candidates.append(shmring.init(world, comm.rank))
     try:
-        return [_times(comm, candidates, load, seconds / len(loads)) for load in loads]
+        found = []
+        for at, load in enumerate(loads):
+            now = time.monotonic()
+            found.append(_times(comm, candidates, load, now + (until - now) / (len(loads) - at)))
+        return found
     finally:
         for candidate in candidates:
             candidate.close()
 
 
-def _times(comm: shmring.Comm, candidates: Sequence[shmring.Comm], load: Load, seconds: float) -> Timed:
+def _times(comm: shmring.Comm, candidates: Sequence[shmring.Comm], load: Load, until: float) -> Timed:
     calls = [_prepared(candidate, load) for candidate in candidates]
     loops = _agreed(comm, max(1, int(_SAMPLE_S / min(_sample(comm, call, 2) for call in calls))))
     rounds: list[list[float]] = []
     distances: list[str | None] = []
-    end = time.monotonic() + seconds
-    while len(rounds) < LEAST_ROUNDS or _agreed(comm, int(time.monotonic() < end)):
+    while not rounds or _agreed(comm, int(time.monotonic() < until)):
         times, seen = [0.0] * len(calls), set()
         for turn in range(len(calls)):
             at = (turn + len(rounds)) % len(calls)  # the first candidate rotates
