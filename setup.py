@@ -128,7 +128,13 @@ def extension(path: str) -> Extension:
         include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels/kernels.c", "src/channel.c", "src/conn.c"],
-        extra_compile_args=[*COMPILE_ARGS, *speed, *(sanitizer_args() or ["-g0"])],
+        extra_compile_args=[
+            *COMPILE_ARGS,
+            "-include",
+            "fold_frames.h",
+            *speed,
+            *(sanitizer_args() or ["-g0"]),
+        ],
         extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 has robust mutexes there
     )
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from .._system import segments
 from .._system.deadline import Deadline
+from .._system.limits import size_text
 from ..errors import Error, OutOfMemory, RankFailed, Timeout
 from . import buffers
 
@@ -390,7 +391,7 @@ class Arrays:
 def _check_possible(nbytes: int) -> None:
     if nbytes > MOST_NBYTES:
         raise OutOfMemory(
-            f"a shared array of {nbytes} bytes is more than any machine has; give a smaller shape",
+            f"a shared array of {size_text(nbytes)} is more than any machine has; give a smaller shape",
             wanted_nbytes=nbytes,
         )
 

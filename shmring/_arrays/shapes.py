@@ -31,7 +31,7 @@ def split(x: Any, size: int) -> np.ndarray[Any, Any]:
     """
     if x is None:
         raise TypeError(
-            f"x is None, but this rank has what is split: pass an array with rows for {size} ranks"
+            f"x is None, but this rank is the root, whose array is split: pass one with rows for {size} ranks"
         )
     like = as_numpy(x)
     rows = rows_of_a_part(like.shape, size)

@@ -118,6 +118,9 @@ def spawn(
         raise
     finally:
         launch.stop(0.0)
+    failure = launch.first_failure()
+    if failure is not None:
+        raise failure
     return launch.results()
 
 
@@ -244,7 +247,7 @@ class _Failure:
 
 def _failure_of(error: BaseException, rank: int) -> _Failure:
     words = "".join(traceback.format_exception_only(error)).strip()
-    failure = _Failure(words, _tier(error, rank), traceback="".join(traceback.format_exception(error)))
+    failure = _Failure(words, _tier(error, rank), traceback=_stack_text(error))
     if isinstance(error, (SystemExit, KeyboardInterrupt)):  # in the launcher these would end it
         failure.ended = True
         return failure
@@ -253,6 +256,16 @@ def _failure_of(error: BaseException, rank: int) -> _Failure:
         pickle.loads(pickled)  # fails for an exception whose __init__ takes other arguments
         failure.pickled = pickled
     return failure
+
+
+def _stack_text(error: BaseException) -> str:
+    """Return a traceback without the frame of `_run_rank`, and without the error: `spawn` raises that."""
+    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    whole = traceback.TracebackException(type(error), error, frames)
+    lines = list(whole.format())
+    if not isinstance(error, BaseExceptionGroup):  # which is printed in another form
+        lines = lines[: -len(list(whole.format_exception_only()))]
+    return "".join(lines)
 
 
 def _tier(error: BaseException, rank: int) -> int:
@@ -483,11 +496,15 @@ class _Launch:
         self._ranks.clear()
         self._selector.close()
 
+    def first_failure(self) -> BaseException | None:
+        """Return the exception of the first cause; None if no rank failed, or if exceptions are results."""
+        if not self.failures or self._keeps_going:
+            return None
+        rank, failure = min(self.failures.items(), key=lambda item: (item[1].tier, item[1].at))
+        return failure.exception(rank)
+
     def results(self) -> list[Any]:
-        """Return the results by rank, or raise the first cause, unless exceptions are results."""
-        if self.failures and not self._keeps_going:
-            rank, failure = min(self.failures.items(), key=lambda item: (item[1].tier, item[1].at))
-            raise failure.exception(rank)
+        """Return the results by rank; exceptions are results if the other ranks go on."""
         exceptions = {rank: failure.exception(rank) for rank, failure in self.failures.items()}
         results = {rank: self._result_of(rank, blob) for rank, blob in self._blobs.items()}
         return [result for _, result in sorted((results | exceptions).items())]

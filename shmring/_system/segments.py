@@ -72,7 +72,7 @@ def create(nbytes: int, *, kind: str) -> int:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(fd)
-        raise explain(error, f"sizing a {kind} segment to {nbytes} bytes", nbytes) from error
+        raise explain(error, f"sizing a {kind} segment to {size_text(nbytes)}", nbytes) from error
     return fd
 
 
@@ -94,7 +94,7 @@ def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
             _give_back(fd, offset, done + piece)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise _out_of_memory(nbytes, _room(fd, limits), purpose) from error
-            what = f"allocating {nbytes} bytes of shared memory for {purpose}"
+            what = f"allocating {size_text(nbytes)} of shared memory for {purpose}"
             raise explain(error, what, nbytes) from error
         except BaseException:  # no more room, or Ctrl-C
             _give_back(fd, offset, done + piece)
@@ -127,7 +127,7 @@ class Mapping:
             raise ValueError(f"bytes {offset} to {offset + nbytes} are not in a mapping of {self.nbytes}")
         if first < last and _libc.madvise(self.address + first, last - first, _MADV_REMOVE):
             error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            raise explain(error, f"freeing {nbytes} bytes of shared memory", nbytes) from error
+            raise explain(error, f"freeing {size_text(nbytes)} of shared memory", nbytes) from error
 
     def make_private(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Replace the whole pages of the range by private copies at the same addresses.
@@ -183,7 +183,7 @@ class Adopted(Mapping):
         how = _MREMAP_MAYMOVE | _MREMAP_FIXED
         if _libc.mremap(segment.address + offset, 0, nbytes, how, address) == _FAILED:
             error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-            what = f"mapping {nbytes} bytes of shared memory where an array is"
+            what = f"mapping {size_text(nbytes)} of shared memory where an array is"
             raise explain(error, what, nbytes) from error
         self.address = address
         self.nbytes = nbytes
@@ -219,7 +219,7 @@ def _map(
     address = _mmap(at, nbytes, access, how, fd, 0)
     if address == _FAILED or address is None:
         error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        raise explain(error, f"mapping {nbytes} bytes of {what}", nbytes) from error
+        raise explain(error, f"mapping {size_text(nbytes)} of {what}", nbytes) from error
     return int(address)
 
 
@@ -229,7 +229,9 @@ def _make_private(address: int, nbytes: int) -> None:
     if _libc.mremap(copy, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
         error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         _libc.munmap(copy, nbytes)
-        raise explain(error, f"replacing {nbytes} bytes of shared memory by private ones", nbytes) from error
+        raise explain(
+            error, f"replacing {size_text(nbytes)} of shared memory by private ones", nbytes
+        ) from error
 
 
 def _open_memfd() -> int:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -293,6 +294,30 @@ def test_an_exception_comes_back_in_its_own_type_with_rank_and_traceback(method)
     assert 'raise ValueError("bad value")' in error.__notes__[0]
 
 
+def differ(comm):
+    comm.all_reduce(np.ones(3 + comm.rank))
+
+
+def test_a_traceback_ends_at_the_users_line():
+    with pytest.raises(shmring.Mismatch) as caught:
+        shmring.spawn(differ, 2, method="fork")
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][1:] == ["spawn"]
+    (note,) = [note for note in caught.value.__notes__ if "Raised in rank" in note]
+    lines = note.strip().splitlines()
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[2].endswith("in differ")
+    assert lines[3].strip() == "comm.all_reduce(np.ones(3 + comm.rank))"
+    assert set("".join(lines[4:])) <= set(" ~^")  # neither shmring's own functions nor the error again
+
+
+def test_in_developers_mode_a_traceback_shows_shmrings_functions():
+    code = "import shmring; shmring.init().all_reduce('text')"
+    plain = [sys.executable, "-c", code], [sys.executable, "-X", "dev", "-c", code]
+    shown = [subprocess.run(one, capture_output=True, text=True, timeout=50).stderr for one in plain]
+    assert ["collectives.pyx" in text for text in shown] == [False, True]
+    assert all("TypeError" in text for text in shown)
+
+
 def test_the_note_holds_what_led_to_it():
     assert "KeyError: 'first'" in failure("chained").__notes__[0]
 
@@ -518,8 +543,9 @@ def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
     ranks._register(ranks._ranks[0])
     assert not ranks.collect()
     ranks.stop(0.0)
-    with pytest.raises(RuntimeError, match="MemoryError: no room for the call"):
-        ranks.results()
+    failure = ranks.first_failure()
+    assert isinstance(failure, RuntimeError)
+    assert "MemoryError: no room for the call" in str(failure)
 
 
 def test_failures_are_ordered_by_cause_then_time():

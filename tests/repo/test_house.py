@@ -41,6 +41,7 @@ C_HOUSE = {
     "spsc_ring.h": {"sync/flag.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
+    "fold_frames.h": set(),
     "tcp_probe.h": {"sync/clock.h"},
     "channel.h": {"receipts.h", "spsc_ring.h", "tcp_probe.h"},
     "channel.c": {"channel.h"},
