@@ -3,7 +3,7 @@
     shmrun -n 2 examples/jax_digits.py      two ranks
     python examples/jax_digits.py           one rank, the same losses
 
-pip install 'shmring[jax,examples]'. Every rank has a part of each batch. One fused call within `jax.jit`
+pip install '.[jax,examples]'. Every rank has a part of each batch. One fused call within `jax.jit`
 averages loss and gradients, a pytree. At the end rank 0 trains alone, on whole batches, and compares.
 """
 

@@ -3,7 +3,7 @@
     shmrun -n 2 examples/keras_digits.py      two ranks
     python examples/keras_digits.py           one rank, the same losses
 
-pip install 'shmring[keras,examples]'. Compared with training in one process there are three additions: a
+pip install '.[keras,examples]'. Compared with training in one process there are three additions: a
 shard of the data, a DistributedOptimizer, and two callbacks. At the end rank 0 trains alone, on whole
 batches, and compares.
 """

@@ -1,6 +1,7 @@
 """Command lines of the examples: arguments whose errors are one line, and progress."""
 
 import argparse
+import os
 import sys
 
 
@@ -37,7 +38,7 @@ def positive(text):
 
 
 def with_progress(count, rank, doing, unit, note=str):
-    """Count to `count`: on rank 0 with a progress bar, or in some ten lines without tqdm.
+    """Count to `count`: on rank 0 with a progress bar on a terminal, or in some ten lines without tqdm.
 
     note: called after each step; returns the text after the bar.
     """
@@ -52,7 +53,9 @@ def with_progress(count, rank, doing, unit, note=str):
             if (number + 1) % max(1, count // 10) == 0 or number + 1 == count:
                 print(f"{doing}: {unit} {number + 1}/{count} {note()}".rstrip(), file=sys.stderr)
         return
-    with tqdm(total=count, desc=doing, unit=unit) as bar:
+    # The stderr of a rank under shmrun is a pipe. shmrun sets TQDM_DISABLE where it has no terminal itself.
+    only_there = {} if "SHMRING_ENDED_FD" in os.environ else {"disable": None}
+    with tqdm(total=count, desc=doing, unit=unit, **only_there) as bar:
         for number in range(count):
             yield number
             bar.set_postfix_str(note(), refresh=False)

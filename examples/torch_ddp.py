@@ -6,7 +6,7 @@
     python examples/torch_ddp.py                                            one rank, the same losses
 
 Only the name of the backend differs. Without --share-buckets the program imports nothing of shmring: torch
-finds an installed shmring by itself (pip install 'shmring[torch,examples]').
+finds an installed shmring by itself (pip install '.[torch,examples]').
 
 The cost of communication is measured after the training. Steps of the trained network alternate with steps of
 a copy whose communication hook sends nothing, so each rank keeps its own gradients. Each step is timed from a

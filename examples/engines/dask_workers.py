@@ -1,6 +1,6 @@
 """Estimate pi on Dask's workers: python examples/engines/dask_workers.py [scheduler's address]
 
-It takes Dask: pip install 'shmring[dask]'
+It takes Dask: pip install '.[dask]'
 """
 
 import sys

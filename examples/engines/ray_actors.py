@@ -1,6 +1,6 @@
 """Estimate pi with Ray's actors, and sum the hits of another try by Ray's own call.
 
-python examples/engines/ray_actors.py          it takes Ray: pip install 'shmring[ray]'
+python examples/engines/ray_actors.py          it takes Ray: pip install '.[ray]'
 """
 
 import numpy as np

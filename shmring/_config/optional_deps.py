@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
 
@@ -20,6 +20,15 @@ def need(module: str, extra: str, purpose: str) -> Any:
             raise  # the package is installed, but one of its own imports is missing
         raise Missing(
             f"{purpose} needs the package {package!r}, which is not installed here: "
-            f"pip install 'shmring[{extra}]'",
+            + _how_to_install(extra),
             name=error.name,
         ) from error
+
+
+def _how_to_install(extra: str) -> str:
+    """Return a command that installs an extra without looking up shmring, which is on no index."""
+    try:
+        metadata.distribution("shmring")
+    except metadata.PackageNotFoundError:
+        return f"pip install '.[{extra}]' in the checkout"
+    return f"pip install 'shmring[{extra}]'"

@@ -339,6 +339,8 @@ class _Run:
             width = self._width()
             environment.setdefault("COLUMNS", str(max(size.columns - (width and width + 2), 20)))
             environment.setdefault("LINES", str(size.lines))
+        else:
+            environment.setdefault("TQDM_DISABLE", "1")  # a bar would fill a log
         return environment
 
     def _step(self) -> None:

@@ -215,7 +215,7 @@ def test_lines_come_at_once(tmp_path):
 
 def test_on_a_terminal_prefixes_have_colours_and_bars_their_width(tmp_path):
     code = """
-        print(os.environ["COLUMNS"])
+        print(os.environ["COLUMNS"], os.environ.get("TQDM_DISABLE"))
         if rank == 0:
             sys.stderr.write("\\r50%")
             time.sleep(0.3)
@@ -225,6 +225,7 @@ def test_on_a_terminal_prefixes_have_colours_and_bars_their_width(tmp_path):
     environment.pop("COLUMNS")
     status, shown = on_a_terminal(command(tmp_path, code), **environment)
     assert status == 0
+    assert re.search(r"\d+ None\r\n", shown)  # bars are wanted
     assert "\x1b[36m0|\x1b[0m 50%" in shown
     assert re.search(r"\r\x1b\[K\x1b\[36m0\|\x1b\[0m 100%\r\n", shown)
     _, shown = on_a_terminal(command(tmp_path, code), NO_COLOR="1", **environment)
@@ -239,6 +240,12 @@ def test_a_closed_reader_ends_it_without_a_message(tmp_path):
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stdout.count(b"\n") == 3
     assert b"Traceback" not in done.stderr.replace(b"| Traceback", b"")
+
+
+def test_without_a_terminal_there_are_no_progress_bars_unless_the_user_wants_them(shmrun):
+    code = "print(os.environ['TQDM_DISABLE'])"
+    assert shmrun(code, nprocs=1).stdout == "0| 1\n"
+    assert shmrun(code, nprocs=1, TQDM_DISABLE="").stdout == "0| \n"
 
 
 # --- failures ---

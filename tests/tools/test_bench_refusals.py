@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from importlib import metadata
 
 import pytest
 
@@ -106,10 +107,17 @@ def test_what_cannot_stand_beside_it_is_refused(monkeypatch, capsys, tmp_path, d
     ("module", "arguments", "extra"),
     [("matplotlib.figure", "--plot x.png", "plot"), ("ml_dtypes", "--dtype bfloat16 --sizes 8", "dtypes")],
 )
-def test_a_package_that_is_missing_is_named(monkeypatch, capsys, module, arguments, extra):
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_package_that_is_missing_is_named(monkeypatch, capsys, module, arguments, extra, installed):
+    def distribution(name):
+        if not installed:
+            raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
     monkeypatch.setattr(shmring, "spawn", None)
     monkeypatch.setitem(sys.modules, module, None)
     assert command.main(["bench", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("shmring bench: --")
-    assert f"pip install 'shmring[{extra}]'" in error
+    remedy = f"pip install 'shmring[{extra}]'" if installed else f"pip install '.[{extra}]' in the checkout"
+    assert error.endswith(f"which is not installed here: {remedy}\n")
