@@ -52,6 +52,7 @@ def share_cpus(environment: dict[str, str], bind: str, ranks: range) -> dict[int
         where = f", bound by {bind}" if shares else ""
         set_to = cpulist.spell(count for count in threads if count)
         print_message(
-            f"{nprocs} ranks on {cpus} usable CPU(s){where}: OMP_NUM_THREADS={set_to} unless you set it"
+            f"{nprocs} ranks on {cpus} usable CPU(s){where}: OMP_NUM_THREADS={set_to} in each rank; set it "
+            "yourself to change that"
         )
     return dict(zip(ranks, map(Cpus, shares or [[]] * nprocs, threads), strict=True))

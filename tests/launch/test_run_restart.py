@@ -216,6 +216,6 @@ def test_threads_are_given_as_ranges_where_they_differ(monkeypatch, capfd):
         4: ("0-1", 2),
         5: ("2-4", 3),
     }
-    assert "bound by core: OMP_NUM_THREADS=2-3 unless you set it" in capfd.readouterr().err
+    assert "bound by core: OMP_NUM_THREADS=2-3 in each rank; set it" in capfd.readouterr().err
     monkeypatch.setattr(cpu_binding, "usable_cpus", lambda: 2)  # a cgroup's quota
     assert [cpus.threads for cpus in cpu_binding.share_cpus({}, "core", range(2)).values()] == [1, 1]
