@@ -66,8 +66,12 @@ class Communicator(Context):
         """Return the exception for an error, after the error handler ran."""
         if code is None:
             code = errors.code_of(reason)
-        run(self, self.constant or handle(Intra.cls, self), code)
+        run(self, self.own_handle(), code)
         return errors.Exception(code, str(reason))
+
+    def own_handle(self) -> Any:
+        """Return the handle that an error handler gets."""
+        return self.constant or handle(Intra.cls, self)
 
     def end_job(self, code: int) -> NoReturn:
         """End the processes of this communicator."""

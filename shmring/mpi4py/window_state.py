@@ -13,7 +13,6 @@ from ..errors import Error
 from . import alloc_mem, errors
 from .comm import Communicator, Intra
 from .constants import INTEGERS
-from .errhandlers import run
 from .messages import handle
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
@@ -55,10 +54,10 @@ class Epochs:
 class Window(Communicator):
     """A window: the parts of all ranks, and a communicator of its own for their locks and messages.
 
-    All ranks have mapped all parts. `atomic[rank]` is held while an accumulate changes the
-    part of `rank`. `gates[rank]` are locks of that part, one for each rank that accesses it. A shared lock
-    takes the gate of its origin, an exclusive lock takes all. A rank that waits for the gate of a dead rank
-    gets `RankFailed`, as it does for any lock of shmring.
+    All ranks have mapped all parts. `atomic[rank]` is held while an accumulate changes the part of `rank`.
+    `gates[rank]` are locks of that part, one for each rank that accesses it. A shared lock takes the gate of
+    its origin, an exclusive lock takes all. A rank that waits for the gate of a dead rank gets `RankFailed`,
+    as it does for any lock of shmring.
     """
 
     handle_class: Any = None  # Win, which a module above this one sets
@@ -80,12 +79,9 @@ class Window(Communicator):
         self.flavor = flavor
         self.is_freed = False
 
-    def failure(self, code: int | None, reason: Any) -> BaseException:
-        """Return the exception for an error, after the window's error handler ran."""
-        if code is None:
-            code = errors.code_of(reason)
-        run(self, handle(self.handle_class, self), code)
-        return errors.Exception(code, str(reason))
+    def own_handle(self) -> Any:
+        """Return the handle that an error handler gets."""
+        return handle(self.handle_class, self)
 
     def channel(self) -> Any:
         """Return a handle of the window's own communicator."""

@@ -7,7 +7,16 @@ import pytest
 
 from tests.mpi4py import upstream
 
-FILES = ["test_group", "test_cco_ngh_obj", "test_status", "test_msgzero", "test_toplevel", "test_pickle"]
+FILES = [
+    "test_group",
+    "test_cco_ngh_obj",
+    "test_status",
+    "test_win",
+    "test_util_sync",
+    "test_msgzero",
+    "test_toplevel",
+    "test_pickle",
+]
 
 
 @pytest.fixture(scope="session")
