@@ -30,8 +30,8 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
     "-fvisibility=hidden",
 ]
-# What every call runs. The others are compiled with -O1, in half of the time. No call is slower by a nanosecond,
-# since they run rarely, or mostly call functions of Python.
+# These modules run in every call. The others are compiled with -O1, in half of the time: they run rarely, or
+# mostly call functions of Python, and no call is slower by a nanosecond.
 HOT = [
     "shmring/_algorithms/*.pyx",
     "shmring/_comm/collectives.pyx",

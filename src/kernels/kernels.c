@@ -67,7 +67,8 @@ struct sr_item {
     void (*load)(void *acc, const void *src, size_t count, uint32_t parameter);
     void (*load_two)(void *acc, const void *src0, const void *src1, size_t count, uint32_t parameter);
     void (*add)(void *acc, const void *src, size_t count, uint32_t parameter);
-    void (*store)(void *block, const void *acc, size_t count, uint32_t parameter); /* NULL: the accumulator is the item */
+    /* NULL: the accumulator is the item */
+    void (*store)(void *block, const void *acc, size_t count, uint32_t parameter);
 };
 
 /* One dtype and op for one instruction set, for the code outside of the loops. */

@@ -134,7 +134,7 @@ SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct 
     return SR_OF_ISA(sr_shape)(two, item, 2, 2, w.stream, 0);
 }
 
-/* Fold any number of sources, three to five of them in registers. Accumulators that are items count as one more source. */
+/* Fold any number of sources, three to five of them in registers. Accumulators that are items are one source more. */
 SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
     const int nall = w.nsrc + (w.from != NULL);
     if (!SR_SHAPES || item.is_loaded || nall < 3 || nall > SR_FUSED_SOURCES)
