@@ -115,9 +115,9 @@ static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
     return (int64_t)(taken - needed) >= 0;
 }
 
-/* Publish a frame whose data are in place; sr_ring_has_room has returned true. Pairs with sr_ring_has_frame. Old data in
-   the next frame's word must not look like that frame. Since they seldom do, the producer only reads the word: a store
-   would take the cache line from the consumer. */
+/* Publish a frame whose data are in place; sr_ring_has_room has returned true. Pairs with sr_ring_has_frame. Old data
+   in the next frame's word must not look like that frame. Since they seldom do, the producer only reads the word: a
+   store would take the cache line from the consumer. */
 static inline void sr_ring_announce(struct sr_ring_end *end, const struct sr_frame *head)
 {
     struct sr_frame *frame = sr_ring_frame_at(end, end->position);
