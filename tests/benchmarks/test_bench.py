@@ -293,3 +293,18 @@ def test_peers_write_what_the_command_compares_with(distance):
     found = json.loads(json.dumps(found))
     expected = peers_report(distance=distance)
     assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.limit(120)
+def test_the_stand_in_for_mpi4py_is_measured_beside_shmring(tmp_path):
+    few = ["--rounds", "1", "--sample-s", "1e-4", "--skip-large", "--dir", str(tmp_path)]
+    command = [sys.executable, str(BENCH / "peers" / "bench_mpi4py.py"), *few]
+    command += ["--json", str(tmp_path / "calls.json")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr + result.stdout
+    us = json.loads((tmp_path / "calls.json").read_text())["us"]
+    (facade,), (direct,) = us["shmring as mpi4py"], us["shmring"]
+    assert list(facade) == list(direct)
+    assert min(*facade.values(), *direct.values()) > 0
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == ["call", *facade]
