@@ -20,7 +20,7 @@ from .errhandlers import Handling, Policy, run
 from .groups import Group, Members
 from .info import INFO_NULL, Hints, Info
 from .messages import Context, handle
-from .object_calls import Objects
+from .object_calls import Frames, Objects
 from .point_to_point import BufferedSends, completed
 from .requests import Request
 
@@ -53,6 +53,7 @@ class Communicator(Context):
         self.topology: Any = None
         self.buffered = BufferedSends()
         self.locks: dict[Any, threading.Lock] = {}
+        self.frames = Frames(self.size)
         self.constant: Any = None  # the predefined handle, if there is one
 
     def complete_sends(self, most_s: float) -> None:

@@ -6,6 +6,7 @@ moves it, and with the datatype's dtype where a call reduces it.
 """
 
 from cpython.buffer cimport PyObject_CheckBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport Py_EQ, Py_NE, PyObject
 from cpython.ref cimport Py_INCREF
@@ -962,6 +963,30 @@ cdef class Caller(Handle):
         if found is not None and status is not None:
             status.set(found.source, found.tag, found.nbytes)
         return found is not None
+
+    def send(self, obj, dest, tag=0):
+        """Send an object."""
+        cdef Context context = self.context()
+        cdef bytes data = pickle.dumps(obj) if index_of(dest) != NO_PEER else b""
+        sending(context, view_of(PyBytes_AS_STRING(data), len(data), U8, data, True), dest, tag).run()
+
+    # Receive an object. Return it, and whether that was done: it is not beside other threads, nor for PROC_NULL.
+    def _recv_directly(self, source, tag, Status status):
+        cdef Context context = self.context()
+        cdef int peer = context.peer(source, tag, False)
+        cdef Received found
+        cdef bytes data
+        if peer == -2 or not is_only_thread(context):
+            return None, False
+        try:
+            found = context.opened().probe(peer, tag)
+            data = PyBytes_FromStringAndSize(NULL, found.nbytes)
+            context.engine.recv(view_of(PyBytes_AS_STRING(data), found.nbytes, U8, data, False), found.source, found.tag)
+        except Error as error:
+            raise context.failure(None, error) from error
+        if status is not None:
+            status.set(found.source, found.tag, found.nbytes)
+        return pickle.loads(data) if found.nbytes > 0 else None, True
 
     def _peer(self, source, tag):
         """Return the number that shmring has for a source; None for PROC_NULL."""

@@ -21,6 +21,7 @@ from .requests import Request
 
 _FIRST_NBYTES = 48  # of a broadcast object: what a call line of the engine holds
 _LENGTH_NBYTES = 8
+_MOST_NBYTES = _FIRST_NBYTES - _LENGTH_NBYTES
 PICKLER.loads = lambda data: pickle.loads(data)
 
 
@@ -30,6 +31,39 @@ def _bytes_of(obj: Any) -> Any:
 
 def _object_in(data: Any) -> Any:
     return pickle.loads(data) if data.nbytes else None
+
+
+class Frames:
+    """The lengths and the first bytes of objects: this rank's, and those of all ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.own = np.zeros(_FIRST_NBYTES, np.uint8)
+        self.every = np.zeros(_FIRST_NBYTES * size, np.uint8)
+        self._own, self._every = self.own.data, self.every.data
+
+    def fill(self, data: Any) -> None:
+        """Set this rank's frame."""
+        begin = memoryview(data)[:_MOST_NBYTES]
+        self._own[:_LENGTH_NBYTES] = data.nbytes.to_bytes(_LENGTH_NBYTES, "little")
+        self._own[_LENGTH_NBYTES : _LENGTH_NBYTES + len(begin)] = begin
+
+    def length(self) -> int:
+        """Return the number of bytes of the object in this rank's frame."""
+        return int.from_bytes(self._own[:_LENGTH_NBYTES], "little")
+
+    def begin(self) -> memoryview:
+        """Return the bytes of the object in this rank's frame, which holds all of them."""
+        return self._own[_LENGTH_NBYTES : _LENGTH_NBYTES + self.length()]
+
+    def pieces(self) -> list[memoryview] | None:
+        """Return the bytes of the objects of all ranks; None if a frame does not hold all of them."""
+        found = []
+        for at in range(0, len(self._every), _FIRST_NBYTES):
+            nbytes = int.from_bytes(self._every[at : at + _LENGTH_NBYTES], "little")
+            if nbytes > _MOST_NBYTES:
+                return None
+            found.append(self._every[at + _LENGTH_NBYTES : at + _LENGTH_NBYTES + nbytes])
+        return found
 
 
 class Ask(MessageCall):
@@ -83,10 +117,6 @@ class Objects(Collectives):
     def _sending_object(self, obj: Any, dest: int, tag: int) -> Any:
         return self._sending(None if dest == PROC_NULL else _bytes_of(obj), dest, tag)
 
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object."""
-        self._sending_object(obj, dest, tag).run()
-
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begin to send an object, and return a request."""
         made: Request = self._sending_object(obj, dest, tag).issue()
@@ -116,7 +146,8 @@ class Objects(Collectives):
         """Receive an object, and return it."""
         if buf is not None:
             warnings.warn("the 'buf' argument is ignored", UserWarning, stacklevel=2)
-        return self._asking(source, tag).run(status)
+        received, is_done = self._recv_directly(source, tag, status)
+        return received if is_done else self._asking(source, tag).run(status)
 
     def _asking(self, source: int, tag: int) -> Any:
         checked = self._receiving(None, source, tag)
@@ -152,33 +183,31 @@ class Objects(Collectives):
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Return the root's object on all ranks."""
-        with self._entered_lock("bcast"):
+        with self._lock_of("bcast"):
             return self._bcast(obj, root)
 
-    def _entered_lock(self, name: str) -> threading.Lock:
+    def _lock_of(self, name: str) -> threading.Lock:
         """Return the lock of a call that takes several steps."""
         self.Get_rank()
-        lock: threading.Lock = self._ref.locks.setdefault(name, threading.Lock())
-        return lock
+        locks: dict[Any, threading.Lock] = self._ref.locks
+        return locks.get(name) or locks.setdefault(name, threading.Lock())
 
     def _bcast(self, obj: Any, root: int) -> Any:
-        comm, is_root = self._entered(), self._check_root(root) == self._ref.rank
-        first = np.zeros(_FIRST_NBYTES, np.uint8)
+        context, is_root = self._ref, self._check_root(root) == self._ref.rank
+        frames = context.frames
+        data = self._pickled("broadcast", obj) if is_root else None
         if is_root:
-            data = self._pickled("broadcast", obj)
-            first[:_LENGTH_NBYTES].view(np.int64)[0] = data.nbytes
-            begin = data[: _FIRST_NBYTES - _LENGTH_NBYTES]
-            first[_LENGTH_NBYTES : _LENGTH_NBYTES + begin.nbytes] = begin
-        comm.broadcast(first, root)
-        nbytes = int(first[:_LENGTH_NBYTES].view(np.int64)[0])
-        if nbytes <= _FIRST_NBYTES - _LENGTH_NBYTES:
-            return obj if is_root else pickle.loads(first[_LENGTH_NBYTES : _LENGTH_NBYTES + nbytes])
-        if is_root:
-            comm.broadcast(data, root)
-            return obj
-        data = np.empty(nbytes, np.uint8)
-        comm.broadcast(data, root)
-        return pickle.loads(data)
+            frames.fill(data)
+        try:
+            context.comm.broadcast(frames.own, root)
+            if frames.length() <= _MOST_NBYTES:
+                return obj if is_root else pickle.loads(frames.begin())
+            if data is None:
+                data = np.empty(frames.length(), np.uint8)
+            context.comm.broadcast(data, root)
+        except Error as error:
+            raise context.failure(None, error) from error
+        return obj if is_root else pickle.loads(data)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
@@ -194,10 +223,22 @@ class Objects(Collectives):
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return the objects of all ranks."""
-        return [
-            pickle.loads(piece)
-            for piece in self._entered().all_gather_v(self._pickled("all_gather", sendobj))
-        ]
+        self.Get_rank()
+        return [pickle.loads(piece) for piece in self._allgather(sendobj)]
+
+    def _allgather(self, obj: Any) -> list[Any]:
+        context = self._ref
+        frames, data = context.frames, self._pickled("all_gather", obj)
+        frames.fill(data)
+        try:
+            context.comm.all_gather(frames.own, out=frames.every)
+            pieces: list[Any] | None = frames.pieces()
+            if pieces is None:
+                pieces = context.comm.all_gather_v(data)
+            assert pieces is not None
+            return pieces
+        except Error as error:
+            raise context.failure(None, error) from error
 
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """Give object j of each rank to rank j; return those that came. None stands for as many of None."""

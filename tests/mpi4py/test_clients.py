@@ -163,7 +163,7 @@ def test_sum():
     )
     code = f"""
         import pytest
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options = ["-q", "-p", "no:cacheprovider"]
         sys.exit(pytest.main([*options, {str(tmp_path / "test_on_ranks.py")!r}]))
     """
     done = run_code(tmp_path, code, "--mpi4py", "--no-prefix", nprocs=nprocs)
