@@ -981,7 +981,8 @@ cdef class Caller(Handle):
         try:
             found = context.opened().probe(peer, tag)
             data = PyBytes_FromStringAndSize(NULL, found.nbytes)
-            context.engine.recv(view_of(PyBytes_AS_STRING(data), found.nbytes, U8, data, False), found.source, found.tag)
+            room = view_of(PyBytes_AS_STRING(data), found.nbytes, U8, data, False)
+            context.engine.recv(room, found.source, found.tag)
         except Error as error:
             raise context.failure(None, error) from error
         if status is not None:
