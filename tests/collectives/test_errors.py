@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import each_value
 
 import shmring
 
@@ -100,8 +101,7 @@ def right_or_wrong(comm, x, is_wrong, name):
         comm.all_reduce(x)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", WRONG)
+@each_value({"name": WRONG, "path": PATHS})
 def test_a_wrong_argument_on_one_rank_is_a_mismatch_elsewhere(world_of, name, path):
     first, wrong, last = world_of(3).outcomes(refuse_on_rank_1, path, name)
     assert isinstance(wrong, WRONG[name][1])

@@ -13,6 +13,7 @@ import weakref
 
 import numpy as np
 import pytest
+from combinations import each_value
 from ranks import until_stopped
 from snapshots import until_given_up
 
@@ -158,8 +159,12 @@ def break_a_call(comm, where, error):
     comm.barrier()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ZeroDivisionError])
-@pytest.mark.parametrize("where", ["object", "small object", "empty"])
+@each_value(
+    {
+        "error": [KeyboardInterrupt, MemoryError, ZeroDivisionError],
+        "where": ["object", "small object", "empty"],
+    }
+)
 def test_an_exception_between_two_steps_ends_the_communicator(world_of, where, error):
     errors = assert_all(world_of(2).outcomes(break_a_call, where, error), shmring.Aborted)
     assert all(error.rank == 1 for error in errors)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import each_value
 
 import shmring
 from shmring.methods.sparse import SparseAllReduce, all_reduce_pairs
@@ -40,8 +41,7 @@ def beside_all_reduce(comm, dtype, op, share, dense_above):
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 3])
+@each_value({"size": [1, 3], "dtype": DTYPES})
 def test_bits_are_those_of_all_reduce(world_of, size, dtype):
     ops = ["sum", "max", "prod"] + (["avg"] if np.dtype(dtype).kind in "fc" else ["bor", "band"])
     for op in ops:

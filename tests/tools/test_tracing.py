@@ -11,6 +11,7 @@ import time
 import jsonschema
 import numpy as np
 import pytest
+from combinations import first
 from ranks import Died, Ranks
 from snapshots import own_flight
 
@@ -418,19 +419,19 @@ def test_children_of_multiprocessing_that_do_not_close_are_there(tmp_path):
     assert set(tracks(read(path))) == {"rank 0 of 2", "rank 1 of 2"}
 
 
-def test_who_is_killed_while_it_writes_leaves_a_whole_file(tmp_path):
+@pytest.mark.parametrize("after_ms", first(2, [2, 6, 0, 4, 8, 10]))
+def test_who_is_killed_while_it_writes_leaves_a_whole_file(tmp_path, after_ms):
     path = tmp_path / "t.json"
-    for seed in range(6):
-        with Ranks(2) as ranks:
-            ranks.meet(SHMRING_TRACE=path)
-            ranks(call_and_note)
-            pid = ranks.pid(1)
-            ranks.begin(close_both)
-            time.sleep(0.002 * seed)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            ranks.answers()
-        read(path)
+    with Ranks(2) as ranks:
+        ranks.meet(SHMRING_TRACE=path)
+        ranks(call_and_note)
+        pid = ranks.pid(1)
+        ranks.begin(close_both)
+        time.sleep(0.001 * after_ms)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        ranks.answers()
+    read(path)
 
 
 def call_and_note(comm):
