@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 import threading
 import warnings
 from collections.abc import Sequence
@@ -19,9 +20,8 @@ from .point_to_point import ANY_SOURCE, ANY_TAG, PICKLER, PROC_NULL
 from .rc import rc
 from .requests import Request
 
-_FIRST_NBYTES = 48  # of a broadcast object: what a call line of the engine holds
-_LENGTH_NBYTES = 8
-_MOST_NBYTES = _FIRST_NBYTES - _LENGTH_NBYTES
+_MOST_NBYTES = 40  # with its length, an object of this size fits into a call line of the engine
+_FRAME = struct.Struct(f"<q{_MOST_NBYTES}s")
 PICKLER.loads = lambda data: pickle.loads(data)
 
 
@@ -34,36 +34,27 @@ def _object_in(data: Any) -> Any:
 
 
 class Frames:
-    """The lengths and the first bytes of objects: this rank's, and those of all ranks."""
+    """The lengths and the first bytes of pickled objects: this rank's, and those of all ranks."""
 
     def __init__(self, size: int) -> None:
-        self.own = np.zeros(_FIRST_NBYTES, np.uint8)
-        self.every = np.zeros(_FIRST_NBYTES * size, np.uint8)
-        self._own, self._every = self.own.data, self.every.data
+        self.own = np.zeros(_FRAME.size, np.uint8)
+        self.every = np.zeros(_FRAME.size * size, np.uint8)
 
-    def fill(self, data: Any) -> None:
+    def fill(self, data: bytes) -> None:
         """Set this rank's frame."""
-        begin = memoryview(data)[:_MOST_NBYTES]
-        self._own[:_LENGTH_NBYTES] = data.nbytes.to_bytes(_LENGTH_NBYTES, "little")
-        self._own[_LENGTH_NBYTES : _LENGTH_NBYTES + len(begin)] = begin
+        _FRAME.pack_into(self.own.data, 0, len(data), data[:_MOST_NBYTES])
 
-    def length(self) -> int:
-        """Return the number of bytes of the object in this rank's frame."""
-        return int.from_bytes(self._own[:_LENGTH_NBYTES], "little")
+    def get(self) -> tuple[int, bytes]:
+        """Return the length of the object in this rank's frame, and its first bytes."""
+        nbytes, begin = _FRAME.unpack_from(self.own.data)
+        return nbytes, begin[:nbytes]
 
-    def begin(self) -> memoryview:
-        """Return the bytes of the object in this rank's frame, which holds all of them."""
-        return self._own[_LENGTH_NBYTES : _LENGTH_NBYTES + self.length()]
-
-    def pieces(self) -> list[memoryview] | None:
+    def pieces(self) -> list[bytes] | None:
         """Return the bytes of the objects of all ranks; None if a frame does not hold all of them."""
-        found = []
-        for at in range(0, len(self._every), _FIRST_NBYTES):
-            nbytes = int.from_bytes(self._every[at : at + _LENGTH_NBYTES], "little")
-            if nbytes > _MOST_NBYTES:
-                return None
-            found.append(self._every[at + _LENGTH_NBYTES : at + _LENGTH_NBYTES + nbytes])
-        return found
+        found = list(_FRAME.iter_unpack(self.every.data))
+        if max(found)[0] > _MOST_NBYTES:
+            return None
+        return [begin[:nbytes] for nbytes, begin in found]
 
 
 class Ask(MessageCall):
@@ -195,19 +186,19 @@ class Objects(Collectives):
     def _bcast(self, obj: Any, root: int) -> Any:
         context, is_root = self._ref, self._check_root(root) == self._ref.rank
         frames = context.frames
-        data = self._pickled("broadcast", obj) if is_root else None
+        data = self._dumped("broadcast", obj) if is_root else b""
         if is_root:
             frames.fill(data)
         try:
             context.comm.broadcast(frames.own, root)
-            if frames.length() <= _MOST_NBYTES:
-                return obj if is_root else pickle.loads(frames.begin())
-            if data is None:
-                data = np.empty(frames.length(), np.uint8)
-            context.comm.broadcast(data, root)
+            nbytes, begin = (len(data), b"") if is_root else frames.get()
+            if nbytes <= _MOST_NBYTES:
+                return obj if is_root else pickle.loads(begin)
+            whole = np.frombuffer(data, np.uint8) if is_root else np.empty(nbytes, np.uint8)
+            context.comm.broadcast(whole, root)
         except Error as error:
             raise context.failure(None, error) from error
-        return obj if is_root else pickle.loads(data)
+        return obj if is_root else pickle.loads(whole)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
@@ -228,13 +219,13 @@ class Objects(Collectives):
 
     def _allgather(self, obj: Any) -> list[Any]:
         context = self._ref
-        frames, data = context.frames, self._pickled("all_gather", obj)
+        frames, data = context.frames, self._dumped("all_gather", obj)
         frames.fill(data)
         try:
             context.comm.all_gather(frames.own, out=frames.every)
             pieces: list[Any] | None = frames.pieces()
             if pieces is None:
-                pieces = context.comm.all_gather_v(data)
+                pieces = context.comm.all_gather_v(np.frombuffer(data, np.uint8))
             assert pieces is not None
             return pieces
         except Error as error:
@@ -259,12 +250,15 @@ class Objects(Collectives):
         self.Get_rank()
         return _Translating(self._ref)
 
-    def _pickled(self, kind: str, obj: Any) -> Any:
+    def _dumped(self, kind: str, obj: Any) -> bytes:
         try:
-            return _bytes_of(obj)
+            return pickle.dumps(obj)
         except Exception:
             self._ref.comm.refuse(kind)
             raise
+
+    def _pickled(self, kind: str, obj: Any) -> Any:
+        return np.frombuffer(self._dumped(kind, obj), np.uint8)
 
     def _pickled_all(self, kind: str, objects: Any) -> Any:
         try:
