@@ -72,7 +72,8 @@ def _leave() -> None:
     if _state["is_finalized"] or _state["pid"] != os.getpid():
         return
     _state["is_finalized"] = True
-    process.abort_if_failed()
+    if process.abort_if_failed():
+        return  # at once: the launcher names the rank that ends first, and the others are ending now
     with contextlib.suppress(Error, errors.Exception):  # receivers that have ended
         BUFFERED.flush()
     deadline_s = time.monotonic() + SENDS_S

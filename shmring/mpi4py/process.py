@@ -70,7 +70,8 @@ def set_failed(reason: str) -> None:
         _Job.abort_code, _Job.reason = 1, reason
 
 
-def abort_if_failed() -> None:
-    """End the other ranks if this process is ending by a failure. Call it before the world is closed."""
+def abort_if_failed() -> bool:
+    """End the other ranks if this process is ending by a failure, and return whether it is."""
     if _Job.abort_code and _Job.world is not None:
         _end_world(f"rank {_Job.world.rank} has ended: {_Job.reason}")
+    return bool(_Job.abort_code)
