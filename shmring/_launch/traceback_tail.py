@@ -18,7 +18,10 @@ _MARGIN = re.compile(r"^ +[|+] ?")  # the margin of an exception group
 _NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
 _NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, from Python 3.13 on
-_CONSEQUENCE = re.compile(r"shmring\.[\w.]*(RankFailed|Aborted):")
+_CONSEQUENCE = re.compile(
+    r"shmring\.[\w.]*(RankFailed|Aborted):"
+    r"|shmring\.mpi4py\.MPI\.Exception: (the communicator was aborted|a process has failed)"
+)
 
 
 def traceback_tail(lines: list[str]) -> list[str]:

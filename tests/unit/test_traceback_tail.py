@@ -60,6 +60,13 @@ def test_what_led_to_it_belongs_to_it():
     assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
 
 
+@pytest.mark.parametrize("error", ["the communicator was aborted: rank 1", "a process has failed: rank 1"])
+def test_an_error_of_mpi_about_another_rank_is_a_consequence(error):
+    text = f"Traceback (most recent call last):\n  x\nshmring.mpi4py.MPI.Exception: {error}"
+    assert words(text)[1]
+    assert not words(text.replace(error, "invalid rank: rank 1"))[1]
+
+
 def test_colours_do_not_matter():
     own = [
         "Traceback (most recent call last):",
