@@ -1,4 +1,4 @@
-"""Cython gives no warning except those that .ci/warnings.py allows; CI also runs it with GCC and Clang."""
+"""Cython gives no warning except those that .ci/find_warnings.py allows; CI also runs it with GCC and Clang."""
 
 import importlib.util
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
-SCRIPT = ROOT / ".ci" / "warnings.py"
+SCRIPT = ROOT / ".ci" / "find_warnings.py"
 if not SCRIPT.is_file() or importlib.util.find_spec("Cython") is None:
     pytest.skip("needs the checkout and Cython", allow_module_level=True)
 

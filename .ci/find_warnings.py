@@ -1,4 +1,4 @@
-"""Translate and compile everything with all warnings as errors: python .ci/warnings.py [COMPILER ...]
+"""Translate and compile everything with all warnings as errors: python .ci/find_warnings.py [COMPILER ...]
 
 Without a compiler it only translates. The flags are those of setup.py.
 """
