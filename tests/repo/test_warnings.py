@@ -1,4 +1,4 @@
-"""Cython gives no warning except those that .ci/find_warnings.py allows; CI also runs it with GCC and Clang."""
+"""Cython gives no warning but those that .ci/find_warnings.py allows; CI also runs it with GCC and Clang."""
 
 import importlib.util
 import subprocess
