@@ -375,7 +375,8 @@ class Arrays:
     def _sweep(self) -> None:
         """Unmap blocks that every rank has freed. Call this between calls: call lines refer to blocks."""
         self._give_back_left()
-        for number in [number for number, block in self._blocks.items() if block.is_free()]:
+        # Not items(): without memory for its iterator, CPython 3.11 crashes.
+        for number in [number for number in self._blocks if self._blocks[number].is_free()]:
             block = self._blocks.pop(number)
             self._tell_engine()
             block.mapping.close()
@@ -383,7 +384,7 @@ class Arrays:
     def _tell_engine(self) -> None:
         table = [
             (number, block.mapping.address, block.own_address, block.stride)
-            for number, block in self._blocks.items()
+            for number, block in zip(self._blocks, self._blocks.values(), strict=True)
         ]
         self._engine.set_blocks(table)
 
