@@ -18,7 +18,7 @@ from . import errors, handles
 from .constants import INTEGERS
 from .errhandlers import Handling, Policy, run
 from .groups import Group, Members
-from .info import INFO_NULL, Hints, Info
+from .info import INFO_NULL, Hinted, Hints, Info
 from .messages import Context, handle
 from .object_calls import Frames, Objects
 from .point_to_point import BufferedSends, completed
@@ -116,7 +116,7 @@ class Intra:
     world: Any = None
 
 
-class Comm(handles.Named, handles.Attributed, Handling, Objects):
+class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     """A communicator."""
 
     def _comm(self) -> Communicator:
@@ -251,17 +251,6 @@ class Comm(handles.Named, handles.Attributed, Handling, Objects):
     def Get_parent(cls) -> Any:
         """Return the null intercommunicator: no process was spawned."""
         return Intercomm()
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints, which have no effect."""
-        self._comm().hints.update(info.items())
-
-    def Get_info(self) -> Info:
-        """Return the hints."""
-        made: Info = handle(Info, Hints(self._comm().hints))
-        return made
-
-    info = property(Get_info, Set_info)
 
     def Get_name(self) -> str:
         """Return the name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import errors, handles
@@ -148,6 +148,24 @@ class Info(handles.Named, Handle):
         """Delete all keys."""
         if self._ref is not None:
             self._hints().clear()
+
+
+class Hinted:
+    """Part of the handles of communicators and windows, which have hints."""
+
+    __slots__ = ()
+    _handled: Callable[[], Any]  # of `Handling`, or the class itself
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints, which have no effect."""
+        self._handled().hints.update(info.items())
+
+    def Get_info(self) -> Info:
+        """Return the hints."""
+        made: Info = handle(Info, Hints(self._handled().hints))
+        return made
+
+    info = property(Get_info, Set_info)
 
 
 def _checked(text: str, what: str) -> str:

@@ -14,7 +14,7 @@ from .environment import COMM_SELF
 from .epochs import Synchronisation
 from .errhandlers import Handling
 from .groups import Group, Members
-from .info import INFO_NULL, Hints, Info
+from .info import INFO_NULL, Hinted, Info
 from .memory import buffer, get_address
 from .messages import Context, Handle, handle, simple
 from .rma import Operations
@@ -24,7 +24,7 @@ _CREATED, _ALLOCATED, _SHARED = (INTEGERS["WIN_FLAVOR_" + name] for name in ("CR
 _UNIFIED = INTEGERS["WIN_UNIFIED"]
 
 
-class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operations, Handle):
+class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, Operations, Handle):
     """Memory of each rank that the others access."""
 
     _null_error = errors.ERR_WIN
@@ -119,17 +119,6 @@ class Win(handles.Named, handles.Attributed, Handling, Synchronisation, Operatio
     group = property(Get_group)
     group_size = property(lambda self: self._window().size)
     group_rank = property(lambda self: self._window().rank)
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints, which have no effect."""
-        self._window().hints.update(info.items())
-
-    def Get_info(self) -> Info:
-        """Return the hints."""
-        made: Info = handle(Info, Hints(self._window().hints))
-        return made
-
-    info = property(Get_info, Set_info)
 
     def Get_name(self) -> str:
         """Return the name."""

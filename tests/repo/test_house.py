@@ -513,7 +513,7 @@ def test_the_lines_that_are_unsafe_without_memory_are_found():
 
 @pytest.mark.parametrize("path", files("shmring", suffixes={".pyx"}), ids=name_of)
 def test_no_line_is_unsafe_without_memory(path):
-    """Cython 3.3.1 then relies on the traceback of an exception, which has none without memory."""
+    """Cython 3.3.1 then relies on a traceback. fold_frames.h and lack of memory leave none."""
     assert list(unsafe_without_memory(path.read_text())) == []
 
 
