@@ -84,7 +84,12 @@ class Turns:
             if found is not None:
                 return found
             if now_s - checked_s > _CHECK_S:
-                check()
+                try:
+                    check()
+                except Error:
+                    raise
+                except RuntimeError:
+                    pass  # another thread is inside a collective, which notices the end of a rank itself
                 checked_s = now_s
             _pause(now_s - began_s)
             now_s = time.monotonic()
