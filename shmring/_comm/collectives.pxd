@@ -15,6 +15,8 @@ cdef class Work(Issued):
     cdef object refusal     # error by which only this rank refused the call after it was issued
     cdef int notice_fd      # readable once the call is finished; -1 until requested
 
+    cdef int finish(self) except -1
+
 
 cdef class Collectives:
     cdef Engine engine
@@ -58,8 +60,15 @@ cdef class Plan:
     cdef bint in_background
     cdef uint64_t blocks_version   # version of the engine's table of shared blocks when the arrays were looked up
 
+    cdef object prepare(self, Collectives comm, int kind, object x, object op, object root, object out, object like,
+                        object algorithm, object timeout, object how)
+    cdef int run(self) except -1
+    cdef Work issue(self)
     cdef int find_shared_again(self) except -1
-    cdef object issue(self)
+
+
+# Return the plan of a collective, to `run` or `issue`. The arguments are those of Plan.prepare.
+cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, object out)
 
 
 cdef int algorithm_number(object algorithm) except -1

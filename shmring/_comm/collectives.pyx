@@ -897,25 +897,29 @@ cdef class Plan:
     `Comm.plan` makes it.
     """
 
-    def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
+    def __cinit__(self, *_, **__):
         self.a.held = self.b.held = False
-        self.comm = comm
+
+    def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
         if comm.engine.closed_because is not None:
             raise Closed(comm.engine.closed_because, rank=comm.own_rank)
         if kind not in KIND_NUMBERS:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
-        number = KIND_NUMBERS[kind]
         bound = inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
         bound.apply_defaults()
         given = bound.arguments
-        x, out = given.get("x"), given.get("out")
-        root = comm.root_of(number, given.get("root"))
-        out = comm.out_of(number, x, root, out, given.get("like"))
-        kept = comm.describe(&self.c, &self.a, &self.b, number, x, given.get("op"), root, out,
-                             given.get("algorithm"), given.get("timeout"),
-                             (given.get("wire"), given.get("group_size"), given.get("priority")))
-        self.blocks_version = comm.engine.blocks_version
         self.in_background = given["async_op"]
+        self.prepare(comm, KIND_NUMBERS[kind], given.get("x"), given.get("op"), given.get("root"), given.get("out"),
+                     given.get("like"), given.get("algorithm"), given.get("timeout"),
+                     (given.get("wire"), given.get("group_size"), given.get("priority")))
+
+    cdef object prepare(self, Collectives comm, int kind, object x, object op, object root, object out, object like,
+                        object algorithm, object timeout, object how):
+        cdef int number = comm.root_of(kind, root)
+        self.comm = comm
+        out = comm.out_of(kind, x, number, out, like)
+        kept = comm.describe(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, how)
+        self.blocks_version = comm.engine.blocks_version
         self.pinned = (x, out, kept)
         self.result = answer_of(&self.c, comm.own_rank, out)
         comm.prepare_staging(&self.c)
@@ -937,12 +941,15 @@ cdef class Plan:
         Error
             As the method.
         """
-        if self.blocks_version != self.comm.engine.blocks_version:
-            self.find_shared_again()
         if self.in_background:
             return self.issue()
-        self.comm.engine.drive(&self.c)
+        self.run()
         return self.result
+
+    cdef int run(self) except -1:
+        if self.blocks_version != self.comm.engine.blocks_version:
+            self.find_shared_again()
+        return self.comm.engine.drive(&self.c)
 
     # Look the arrays up again: the set of shared blocks has changed since the call was described.
     cdef int find_shared_again(self) except -1:
@@ -951,8 +958,10 @@ cdef class Plan:
         self.comm.find_shared(&self.c)
         return 0
 
-    cdef object issue(self):
+    cdef Work issue(self):
         cdef Work work = self.comm.new_work()
+        if self.blocks_version != self.comm.engine.blocks_version:
+            self.find_shared_again()
         work.task.call = self.c
         work.kept = self
         work.answer = self.result
@@ -962,6 +971,12 @@ cdef class Plan:
     def __dealloc__(self):
         release(&self.a)
         release(&self.b)
+
+
+cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, object out):
+    cdef Plan plan = Plan.__new__(Plan)
+    plan.prepare(comm, kind, x, op, root, out, None, None, None, None)
+    return plan
 
 
 # ---- small arguments -----------------------------------------------------------------------------------------
@@ -1061,6 +1076,12 @@ cdef class Work(Issued):
                 raise TimeoutError(f"the call is not finished after {timeout:g} s; it goes on")
         if self.refusal is not None:
             raise self.refusal
+
+    # As wait without a timeout.
+    cdef int finish(self) except -1:
+        if not is_finished(self.engine.queue, &self.task) or self.task.status != DONE or self.refusal is not None:
+            self.wait()
+        return 0
 
     def done(self):
         """Return whether the call is finished, successfully or not.

@@ -17,6 +17,13 @@ cdef class Status:
 cdef class ProbedMessage
 
 
+# Properties of a received message, for callers in Cython.
+cdef struct Envelope:
+    int source
+    int64_t tag
+    size_t nbytes
+
+
 cdef class Messages(Endpoint):
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
                                  object tag, object context, str what)
@@ -29,6 +36,10 @@ cdef class Messages(Endpoint):
     cdef ProbedMessage new_probe(self)
     cdef object describe_object(self, Message *message, Operand *operand, const Message *found)
     cdef object unpack_received(self, object frame, Message *message, bint with_status)
+    cdef int send_bytes(self, const void *data, size_t nbytes, int dest, int64_t tag) except -1
+    cdef int recv_bytes(self, void *data, size_t nbytes, int source, int64_t tag, Envelope *envelope) except -1
+    cdef bytes recv_new_bytes(self, int source, int64_t tag, Envelope *envelope)
+    cdef int set_envelope_of(self, Message *message, Envelope *envelope) except -1
     cdef object result_of(self, Message *message)
     cdef object result_of_received(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2

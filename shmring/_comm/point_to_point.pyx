@@ -12,7 +12,7 @@ from libc.string cimport memset
 
 from .._arrays.operands cimport Operand, release, take
 from .._core.group cimport LATE, OPAQUE
-from .._core.kernels cimport SR_DTYPES, dtype_nbytes
+from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of
 from .._p2p.matching cimport (
     ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage, withdraw,
@@ -146,6 +146,17 @@ cdef object truncated(Message *message, int rank):
         f"{described(message.came_kind, message.came_nbytes)}, rank {rank} has room for "
         f"{described(message.kind, message.nbytes)}: this message is lost; probe() returns the size beforehand",
         rank=message.source, op="recv")
+
+
+cdef void describe_bytes(Message *message, bint is_send, const void *data, size_t nbytes, int peer,
+                         int64_t tag) noexcept:
+    memset(message, 0, sizeof(Message))
+    message.is_send = is_send
+    message.peer = peer
+    message.tag = tag
+    message.kind = SR_U8
+    message.data = <unsigned char *> data
+    message.nbytes = nbytes
 
 
 # ---- sending and receiving ---------------------------------------------------------------------------------------
@@ -717,6 +728,54 @@ cdef class Messages(Endpoint):
         finally:
             self.end_messaging()
         return transfer
+
+    # -- bytes, for callers in Cython that have checked ranks and tags, and keep the memory --
+
+    # As send, for items of uint8.
+    cdef int send_bytes(self, const void *data, size_t nbytes, int dest, int64_t tag) except -1:
+        cdef Message message
+        self.begin_messaging()
+        try:
+            describe_bytes(&message, True, data, nbytes, dest, tag)
+            self.post_and_wait(&message, self.default_timeout_ns)
+        finally:
+            self.end_messaging()
+        return 0
+
+    # As recv, for items of uint8.
+    cdef int recv_bytes(self, void *data, size_t nbytes, int source, int64_t tag, Envelope *envelope) except -1:
+        cdef Message message
+        self.begin_messaging()
+        try:
+            describe_bytes(&message, False, data, nbytes, source, tag)
+            self.post_and_wait(&message, self.default_timeout_ns)
+        finally:
+            self.end_messaging()
+        return self.set_envelope_of(&message, envelope)
+
+    # As recv_bytes, into new bytes of the message's length.
+    cdef bytes recv_new_bytes(self, int source, int64_t tag, Envelope *envelope):
+        cdef Message message
+        cdef bytes data
+        self.begin_messaging()
+        try:
+            describe_bytes(&message, False, NULL, 0, source, tag)
+            message.is_probe = True
+            self.post_and_wait(&message, self.default_timeout_ns)
+            data = PyBytes_FromStringAndSize(NULL, message.came_nbytes)   # without memory, the message stays
+            describe_bytes(&message, False, PyBytes_AS_STRING(data), message.came_nbytes, message.source,
+                           message.came_tag)
+            self.post_and_wait(&message, self.default_timeout_ns)
+        finally:
+            self.end_messaging()
+        self.set_envelope_of(&message, envelope)
+        return data
+
+    cdef int set_envelope_of(self, Message *message, Envelope *envelope) except -1:
+        if message.failure != NO_FAILURE:
+            self.result_of(message)   # raises
+        envelope.source, envelope.tag, envelope.nbytes = message.source, message.came_tag, message.came_nbytes
+        return 0
 
     # -- results --
 
