@@ -42,7 +42,9 @@ HOT = [
     "shmring/_engine/wait.pyx",
     "shmring/_internode/[dlr]*.pyx",
     "shmring/_p2p/*.pyx",
+    "shmring/mpi4py/calls.pyx",
     "shmring/mpi4py/messages.pyx",
+    "shmring/mpi4py/objects.pyx",
 ]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined"],

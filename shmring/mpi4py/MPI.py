@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Lock as _Lock
 from typing import Any
 
+from .calls import register_classes as _register_classes
 from .comm import COMM_NULL, Comm, Intercomm
 from .constants import INTEGERS
 from .environment import (
@@ -64,7 +65,7 @@ from .memory import (
     buffer,
 )
 from .messages import Status
-from .messages import register as _register
+from .messages import register_types as _register_types
 from .objects import Pickle, pickle
 from .ops import OPS, Op
 from .point_to_point import (
@@ -103,7 +104,7 @@ def _comm_lock_table(comm: Comm) -> dict[Any, _Lock]:
 
 def _comm_lock(comm: Comm, key: Any = None) -> _Lock:
     """Return the lock of a communicator for a key."""
-    return _comm_lock_table(comm).setdefault(key, _Lock())
+    return comm._comm().lock_of(key)
 
 
 def _typecode(datatype: Datatype) -> str | None:
@@ -116,10 +117,11 @@ def _typealign(datatype: Datatype) -> int | None:
     return datatype._ref.dtype.alignment if datatype else None
 
 
-_register(_typedict, _BY_NUMBER, BYTE, OPS["SUM"], Request, Prequest, pickle)
+_register_types(_typedict, _BY_NUMBER, BYTE)
+_register_classes(OPS["SUM"], Request, Prequest)
 for _class in (
     Cartcomm, Comm, Datatype, Distgraphcomm, Errhandler, File, Graphcomm, Grequest, Group, Info, Intercomm,
-    Intracomm, Message, Op, Pickle, Prequest, Request, Session, Topocomm, Win,
+    Intracomm, Message, Op, Prequest, Request, Session, Topocomm, Win,
 ):  # fmt: skip
     _class.__module__ = _MODULE
 if rc.initialize:

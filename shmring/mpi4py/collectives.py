@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .calls import Call, Kind
 from .forms import add_forms
 from .memory import IN_PLACE
-from .messages import Call, Kind, simple, typed_pieces, vector
+from .messages import simple, typed_pieces, vector
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
 

@@ -15,12 +15,13 @@ import shmring
 
 from ..errors import Error
 from . import errors, handles
+from .calls import Context
 from .constants import INTEGERS
 from .errhandlers import Handling, Policy, run
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Hints, Info
-from .messages import Context, handle
-from .object_calls import Frames, Objects
+from .messages import handle
+from .object_calls import Objects
 from .point_to_point import BufferedSends, completed
 from .requests import Request
 
@@ -53,7 +54,6 @@ class Communicator(Context):
         self.topology: Any = None
         self.buffered = BufferedSends()
         self.locks: dict[Any, threading.Lock] = {}
-        self.frames = Frames(self.size)
         self.constant: Any = None  # the predefined handle, if there is one
 
     def complete_sends(self, most_s: float) -> None:
@@ -62,6 +62,10 @@ class Communicator(Context):
         for transfer in self.sends():
             with contextlib.suppress(Error, TimeoutError):  # a receiver may have ended, or not receive
                 transfer.wait(max(0, deadline_s - time.monotonic()))
+
+    def lock_of(self, key: Any) -> threading.Lock:
+        """Return the lock of a key."""
+        return self.locks.setdefault(key, threading.Lock())
 
     def failure(self, code: int | None, reason: Any) -> BaseException:
         """Return the exception for an error, after the error handler ran."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .messages import Call, Data, Kind, handle
+from .calls import Call, Kind
+from .messages import Data, handle
 from .types import Datatype
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import errors
+from .calls import Kind
 from .comm import Comm, Intra, Topological
 from .constants import INTEGERS
 from .forms import add_forms
 from .groups import Group
 from .info import INFO_NULL, Info
-from .messages import Kind, handle
+from .messages import handle
 from .neighbors import Neighbors
 from .ops import SUM, Op
 

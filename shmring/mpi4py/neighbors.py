@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .calls import MessageCall
 from .constants import INTEGERS
 from .forms import add_forms
-from .messages import MessageCall, simple, typed_pieces, vector
+from .messages import simple, typed_pieces, vector
 from .objects import pickle
 from .point_to_point import PointToPoint, Several
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import functools
-import struct
-import threading
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import Error
+from .calls import MessageCall
 from .collectives import Collectives
-from .messages import MessageCall, Status, simple
+from .messages import Status, simple
 from .objects import pickle
 from .ops import SUM
-from .point_to_point import ANY_SOURCE, ANY_TAG, PICKLER, PROC_NULL
+from .point_to_point import ANY_SOURCE, ANY_TAG, PROC_NULL
 from .rc import rc
 from .requests import Request
-
-_MOST_NBYTES = 40  # with its length, an object of this size fits into a call line of the engine
-_FRAME = struct.Struct(f"<q{_MOST_NBYTES}s")
-PICKLER.loads = lambda data: pickle.loads(data)
 
 
 def _bytes_of(obj: Any) -> Any:
@@ -31,30 +25,6 @@ def _bytes_of(obj: Any) -> Any:
 
 def _object_in(data: Any) -> Any:
     return pickle.loads(data) if data.nbytes else None
-
-
-class Frames:
-    """The lengths and the first bytes of pickled objects: this rank's, and those of all ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.own = np.zeros(_FRAME.size, np.uint8)
-        self.every = np.zeros(_FRAME.size * size, np.uint8)
-
-    def fill(self, data: bytes) -> None:
-        """Set this rank's frame."""
-        _FRAME.pack_into(self.own.data, 0, len(data), data[:_MOST_NBYTES])
-
-    def get(self) -> tuple[int, bytes]:
-        """Return the length of the object in this rank's frame, and its first bytes."""
-        nbytes, begin = _FRAME.unpack_from(self.own.data)
-        return nbytes, begin[:nbytes]
-
-    def pieces(self) -> list[bytes] | None:
-        """Return the bytes of the objects of all ranks; None if a frame does not hold all of them."""
-        found = list(_FRAME.iter_unpack(self.every.data))
-        if max(found)[0] > _MOST_NBYTES:
-            return None
-        return [begin[:nbytes] for nbytes, begin in found]
 
 
 class Ask(MessageCall):
@@ -131,15 +101,6 @@ class Objects(Collectives):
         made: Request = self._buffered(self._sending_object(obj, dest, tag)).issue()
         return made
 
-    def recv(
-        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Any:
-        """Receive an object, and return it."""
-        if buf is not None:
-            warnings.warn("the 'buf' argument is ignored", UserWarning, stacklevel=2)
-        received, is_done = self._recv_directly(source, tag, status)
-        return received if is_done else self._asking(source, tag).run(status)
-
     def _asking(self, source: int, tag: int) -> Any:
         checked = self._receiving(None, source, tag)
         return checked if checked.empty is not None else Ask(self._ref, source, tag)
@@ -172,33 +133,10 @@ class Objects(Collectives):
         request.wait()
         return received
 
-    def bcast(self, obj: Any = None, root: int = 0) -> Any:
-        """Return the root's object on all ranks."""
-        with self._lock_of("bcast"):
-            return self._bcast(obj, root)
-
-    def _lock_of(self, name: str) -> threading.Lock:
-        """Return the lock of a call that takes several steps."""
-        self.Get_rank()
-        locks: dict[Any, threading.Lock] = self._ref.locks
-        return locks.get(name) or locks.setdefault(name, threading.Lock())
-
-    def _bcast(self, obj: Any, root: int) -> Any:
-        context, is_root = self._ref, self._check_root(root) == self._ref.rank
-        frames = context.frames
-        data = self._dumped("broadcast", obj) if is_root else b""
-        if is_root:
-            frames.fill(data)
-        try:
-            context.comm.broadcast(frames.own, root)
-            nbytes, begin = (len(data), b"") if is_root else frames.get()
-            if nbytes <= _MOST_NBYTES:
-                return obj if is_root else pickle.loads(begin)
-            whole = np.frombuffer(data, np.uint8) if is_root else np.empty(nbytes, np.uint8)
-            context.comm.broadcast(whole, root)
-        except Error as error:
-            raise context.failure(None, error) from error
-        return obj if is_root else pickle.loads(whole)
+    def _run_alone(self, key: str, function: Any, *arguments: Any) -> Any:
+        """Call a function that takes several steps, while no other thread calls one with this key."""
+        with self._ref.lock_of(key):
+            return function(*arguments)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
@@ -211,25 +149,6 @@ class Objects(Collectives):
         if self._check_root(root) == self._ref.rank:
             pieces = self._pickled_all("scatter", sendobj)
         return pickle.loads(comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)))
-
-    def allgather(self, sendobj: Any) -> list[Any]:
-        """Return the objects of all ranks."""
-        self.Get_rank()
-        return [pickle.loads(piece) for piece in self._allgather(sendobj)]
-
-    def _allgather(self, obj: Any) -> list[Any]:
-        context = self._ref
-        frames, data = context.frames, self._dumped("all_gather", obj)
-        frames.fill(data)
-        try:
-            context.comm.all_gather(frames.own, out=frames.every)
-            pieces: list[Any] | None = frames.pieces()
-            if pieces is None:
-                pieces = context.comm.all_gather_v(np.frombuffer(data, np.uint8))
-            assert pieces is not None
-            return pieces
-        except Error as error:
-            raise context.failure(None, error) from error
 
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """Give object j of each rank to rank j; return those that came. None stands for as many of None."""

@@ -9,10 +9,12 @@ import numpy as np
 
 from ..errors import Error
 from . import errors, handles
+from .calls import Call, MessageCall, Pending
 from .constants import INTEGERS
 from .forms import add_forms
 from .memory import BUFFER_AUTOMATIC, buffer
-from .messages import Call, Caller, Handle, MessageCall, Pending, Status, handle, simple
+from .messages import Handle, Status, handle, simple
+from .objects import ObjectCaller, pickle
 from .requests import Request
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = INTEGERS["ANY_SOURCE"], INTEGERS["ANY_TAG"], INTEGERS["PROC_NULL"]
@@ -217,17 +219,8 @@ class Message(handles.Named, Handle):
         message = self._ref.message
         room = np.empty(0 if message is None else message.status.nbytes, np.uint8)
         call = self._taking(room)
-        call.finish = lambda: PICKLER.loads(room) if room.nbytes else None
+        call.finish = lambda: pickle.loads(room) if room.nbytes else None
         return call
-
-
-class _Pickler:
-    """The object `MPI.pickle`, which a module above this one sets."""
-
-    loads: Any = None
-
-
-PICKLER = _Pickler()
 
 
 def _take(cls: Any, comm: Any, source: int, tag: int, status: Status | None, is_blocking: bool) -> Any:
@@ -257,7 +250,7 @@ handles.predefine({"MESSAGE_NULL": MESSAGE_NULL, "MESSAGE_NO_PROC": MESSAGE_NO_P
 
 
 @add_forms
-class PointToPoint(Caller):
+class PointToPoint(ObjectCaller):
     """Messages of a communicator."""
 
     def _prepare_Send(self, buf: Any, dest: int, tag: int = 0) -> Any:

@@ -8,51 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import errors, handles
+from .calls import BaseRequest, Call, Pending
 from .constants import INTEGERS
-from .messages import Call, Handle, Pending, Status, handle
+from .messages import Status, handle
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
 _MOST_PAUSE_S = 0.001  # between two polls of several requests
 
 
-class Request(handles.Named, Handle):
+class Request(handles.Named, BaseRequest):
     """A call that was begun."""
-
-    def Wait(self, status: Status | None = None) -> bool:
-        """Block until the call is complete, and return True."""
-        self._complete(status)
-        return True
-
-    def wait(self, status: Status | None = None) -> Any:
-        """Block until the call is complete, and return its object, if it has one."""
-        return self._complete(status)
-
-    def _complete(self, status: Status | None) -> Any:
-        pending = self._ref
-        if pending is None or pending.is_idle:
-            if status is not None:
-                _clear(status)
-            return None
-        try:
-            pending.settle()
-            if status is not None:
-                pending.report(status)
-            return pending.result
-        finally:
-            pending.is_idle = True
-            if not pending.is_persistent:
-                self._ref = None
-
-    def _is_complete(self) -> bool:
-        return self._ref is None or self._ref.is_idle or self._ref.poll()
-
-    def Test(self, status: Status | None = None) -> bool:
-        """Return whether the call is complete; if it is, this is the same as `Wait`."""
-        return self._is_complete() and self.Wait(status)
-
-    def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        """Return whether the call is complete, and its object."""
-        return (True, self._complete(status)) if self._is_complete() else (False, None)
 
     def Get_status(self, status: Status | None = None) -> bool:
         """Return whether the call is complete. The request stays as it is."""
@@ -221,9 +186,7 @@ class Prequest(Request):
 
     def Start(self) -> None:
         """Begin the call."""
-        if self._ref is None or not self._ref.is_idle:
-            raise errors.Exception(errors.ERR_REQUEST, "the request is null, or was started already")
-        self._ref.start()
+        self._start()
 
     @classmethod
     def Startall(cls, requests: list[Prequest]) -> None:

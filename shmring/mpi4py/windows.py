@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import Error
 from . import errors, handles
+from .calls import Context
 from .comm import Comm
 from .constants import INTEGERS
 from .environment import COMM_SELF
@@ -16,7 +17,7 @@ from .errhandlers import Handling
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Info
 from .memory import buffer, get_address
-from .messages import Context, Handle, handle, simple
+from .messages import Handle, handle, simple
 from .rma import Operations
 from .window_state import FindParts, Window, allocate, attach
 

@@ -133,3 +133,97 @@ except MPI.Exception as error:
 def test_a_wrong_argument_on_one_rank_keeps_no_other_waiting(tmp_path):
     done = run_code(tmp_path, REFUSED, "--no-prefix")
     assert sorted(done.stdout.splitlines()) == ["refused", "told Mismatch"], done.stderr
+
+
+PERSISTENT = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+rooted = {"root": size - 1}
+
+# Several persistent collectives are under way at the same time; each start takes the values of that moment.
+x, total, prefix, part = np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2)
+every, given = np.zeros((size, 2)), np.zeros((size, 2))
+requests = [
+    comm.Allreduce_init(x, total),
+    comm.Scan_init(x, prefix, MPI.MAX),
+    comm.Bcast_init(part, **rooted),
+    comm.Allgather_init(x, every),
+    comm.Barrier_init(),
+    comm.Scatter_init(given if rank == size - 1 else None, part, **rooted),
+    comm.Reduce_scatter_block_init(given, part),
+]
+for step in range(70):
+    x[:] = rank + step, 1
+    given[:] = np.arange(size)[:, None] + step
+    MPI.Prequest.Startall(requests)
+    assert MPI.Request.Waitall(requests)
+    assert (total == [sum(range(size)) + size * step, size]).all(), (step, total)
+    assert (prefix == [rank + step, 1]).all(), (step, prefix)
+    assert (every == [[other + step, 1] for other in range(size)]).all(), (step, every)
+    assert (part == size * (rank + step)).all(), (step, part)
+
+# A start does not wait: rank 1 receives before it waits for the collective, rank 0 sends after that.
+one = requests[0]
+one.Start()
+if rank == 0:
+    one.Wait()
+    comm.Send(x, 1)
+else:
+    if rank == 1:
+        comm.Recv(x, 0)
+    one.Wait()
+assert one.Test() and one.wait() is None
+for wrong in (lambda: MPI.Prequest.Start(MPI.Prequest()), lambda: (one.Start(), one.Start())):
+    try:
+        wrong()
+        raise AssertionError
+    except MPI.Exception as error:
+        assert error.Get_error_class() == MPI.ERR_REQUEST
+one.Wait()
+if size == 2:
+    other = comm.Dup()
+    again = other.Allreduce_init(x, total)
+    other.Free()
+    try:
+        again.Start()
+        raise AssertionError
+    except MPI.Exception as error:
+        assert error.Get_error_class() == MPI.ERR_COMM, error
+print("well")
+"""
+
+
+@pytest.mark.parametrize("nprocs", [2, 3])
+def test_persistent_collectives(tmp_path, nprocs):
+    done = run_code(tmp_path, PERSISTENT, "--no-prefix", nprocs=nprocs)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["well"] * nprocs
+
+
+INTERRUPTED = """
+from shmring import MPI
+from shmring.mpi4py import objects
+
+comm = MPI.COMM_WORLD
+
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+if comm.rank == 1:
+    objects.broadcast_rest = interrupted
+try:
+    comm.bcast("long " * 100)
+except (MPI.Exception, KeyboardInterrupt) as error:
+    print(comm.rank, type(error).__name__, type(error.__cause__).__name__)
+"""
+
+
+def test_an_exception_between_the_steps_of_a_broadcast_keeps_no_other_waiting(tmp_path):
+    done = run_code(tmp_path, INTERRUPTED, "--no-prefix")
+    assert sorted(done.stdout.splitlines()) == [
+        "0 Exception Aborted",
+        "1 KeyboardInterrupt NoneType",
+    ], done.stderr

@@ -1,0 +1,612 @@
+"""Calls whose arguments were checked: run at once, begun, or kept to be begun again; and the shortest of them.
+
+Every call of the facade makes a `Call`, which has the NumPy arrays and numbers that shmring takes. The calls of
+`Caller` are in Cython since their own time counts beside that of shmring.
+"""
+
+from libc.stdint cimport int64_t
+
+cimport cython
+
+from .._comm.collectives cimport Plan, Work, plan_of
+from .._comm.comm cimport Comm as Engine
+from .._comm.point_to_point cimport Envelope, Status as Received, Transfer
+from .._core.group cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
+)
+from .messages cimport (
+    WILD_TAG, ANY_PEER, Data, Handle, MOST_TAG, NO_PEER, Status, data_of, index_of, new_handle,
+)
+
+import functools
+import threading
+
+import numpy as np
+
+from . import errors
+from ..errors import Error
+from .memory import IN_PLACE
+from .turns import Turns
+
+cdef dict threads_by_number = threading._active
+cdef object default_op, request_type, prequest_type   # set by `register_classes`
+
+
+def register_classes(op, request, prequest):
+    """Make the default operation and the classes of requests known."""
+    global default_op, request_type, prequest_type
+    default_op, request_type, prequest_type = op, request, prequest
+
+
+class Kind:
+    """The numbers of the collectives, as the engine has them."""
+
+    all_reduce, reduce, reduce_scatter = <int> ALL_REDUCE, <int> REDUCE, <int> REDUCE_SCATTER
+    scan, exscan, barrier = <int> SCAN, <int> EXSCAN, <int> BARRIER
+    broadcast, scatter, gather = <int> BROADCAST, <int> SCATTER, <int> GATHER
+    all_gather, all_to_all = <int> ALL_GATHER, <int> ALL_TO_ALL
+
+
+# ---- calls -------------------------------------------------------------------------------------------------------
+
+# True if no other thread of the program can enter a call while this thread is inside one.
+cdef bint is_only_thread(Context context) noexcept:
+    cdef Py_ssize_t count = len(threads_by_number)
+    return count < 2 or count == 2 and context is not None and context.engine is not None and (
+        context.engine.has_progress_thread())
+
+
+cdef class Context:
+    """A communicator of shmring, as the facade's communicators refer to it."""
+
+    def __init__(self, rank, size, engine=None, open_engine=None):
+        self.rank, self.size, self.engine, self.open_engine = rank, size, engine, open_engine
+        self.turns = Turns()
+
+    cdef Engine opened(self):
+        if self.engine is None:
+            self.engine = self.open_engine()
+        return self.engine
+
+    @property
+    def comm(self):
+        """The communicator of shmring."""
+        return self.opened()
+
+    @property
+    def is_open(self):
+        """True if the communicator of shmring was made."""
+        return self.engine is not None
+
+    def sends(self):
+        """Return the transfers of messages that this rank sends."""
+        cdef Transfer transfer
+        found = []
+        if self.engine is not None and self.engine.transfers is not None:   # None once it is closed
+            for transfer in list(self.engine.transfers):
+                if transfer.message.is_send:
+                    found.append(transfer)
+        return found
+
+    def probe(self, int peer, int tag, probe, iprobe):
+        """Return what a blocking probe returns; beside other threads, by one that does not block."""
+        if is_only_thread(self):
+            return probe(peer, tag)
+        return self.turns.repeat(lambda: iprobe(peer, tag), self.opened().engine.poll)
+
+    # Return the number of a peer as shmring has it, or NO_RANK for PROC_NULL.
+    cdef int peer(self, object rank, object tag, bint is_send) except? -9:
+        cdef Py_ssize_t peer = index_of(rank), number = index_of(tag)
+        if not (0 <= number <= MOST_TAG or number == WILD_TAG and not is_send):
+            raise self.failure(errors.ERR_TAG, f"the tag is {tag}; tags are 0 to {MOST_TAG}")
+        if 0 <= peer < self.size:
+            return peer
+        if peer == NO_PEER:
+            return NO_RANK
+        if peer == ANY_PEER and not is_send:
+            return -1
+        raise self.failure(errors.ERR_RANK, f"the rank is {rank}; the ranks are 0 to {self.size - 1}")
+
+    cdef int root_of(self, object root) except -1:
+        cdef Py_ssize_t number = index_of(root)
+        if not 0 <= number < self.size:
+            raise self.failure(errors.ERR_ROOT, f"the root is {root}; the ranks are 0 to {self.size - 1}")
+        return number
+
+    def lock_of(self, key):
+        """Return the lock of a key, for calls of several steps while there are several threads."""
+        raise NotImplementedError
+
+    def failure(self, code, reason):
+        """Return the exception for an error."""
+        raise NotImplementedError
+
+
+cdef class Call:
+    """A call whose arguments were checked: it is run at once, issued, or kept to be started many times."""
+
+    cpdef object perform(self):
+        """Run the call, and return what shmring returns."""
+
+    cpdef object begin(self):
+        """Begin the call, and return a Work or a Transfer; None if there is nothing to wait for."""
+
+    # As perform, begin, and done of what begin returned, while there are other threads. Collectives need nothing more.
+
+    cpdef object perform_beside_threads(self):
+        return self.perform()
+
+    cpdef object begin_beside_threads(self):
+        return self.begin()
+
+    cpdef bint is_done_beside_threads(self, object work) except -1:
+        return work.done()
+
+    cpdef object wait_beside_threads(self, object work):
+        return work.wait()
+
+    def cancel(self, work):
+        """Cancel the call, if it is a receive that no message has matched, and return whether it was."""
+        return False
+
+    def run(self, Status status=None):
+        """Run the call; return what `finish` returns."""
+        return self.run_now(status)
+
+    cdef object run_now(self, Status status):
+        try:
+            outcome = self.perform() if is_only_thread(self.context) else self.perform_beside_threads()
+        except Error as error:
+            raise self.context.failure(None, error) from error
+        if status is not None:
+            set_status(status, self, outcome)
+        return self.conclude()
+
+    cpdef object conclude(self):
+        """Do what is left when the call is complete, and return the result of a request.
+
+        A subclass overrides this rather than set `finish` to a method of its own: that would be a circle, which keeps
+        the caller's arrays until the garbage collector runs.
+        """
+        return None if self.finish is None else self.finish()
+
+    def issue(self):
+        """Begin the call, and return a Request."""
+        cdef Pending pending = Pending.__new__(Pending)
+        pending.call = self
+        pending.start()
+        return new_handle(request_type, pending)
+
+    def persist(self):
+        """Return a Prequest, which begins the call when it is started."""
+        cdef Pending pending = Pending.__new__(Pending)
+        pending.call, pending.is_persistent, pending.is_idle = self, True, True
+        return new_handle(prequest_type, pending)
+
+
+cdef void set_status(Status status, Call call, object outcome) noexcept:
+    if isinstance(outcome, Received):
+        status.set((<Received> outcome).source, (<Received> outcome).tag, (<Received> outcome).nbytes)
+    elif call.empty is not None:
+        status.copy(call.empty)
+    else:
+        status.set(ANY_PEER, WILD_TAG, 0)
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Pending:
+    """A call that was begun; a request refers to it."""
+
+    cpdef object start(self):
+        """Begin the call."""
+        cdef Call call = self.call
+        self.is_complete = self.is_cancelled = False
+        self.outcome = self.result = None
+        try:
+            self.work = call.begin() if is_only_thread(call.context) else call.begin_beside_threads()
+        except Error as error:
+            raise call.context.failure(None, error) from error
+        self.is_idle = False
+
+    cpdef bint poll(self) except -1:
+        """Return whether the call is complete."""
+        if not self.is_complete and (self.work is None or self.is_done()):
+            self.settle()
+        return self.is_complete
+
+    cdef bint is_done(self) except -1:
+        if is_only_thread(self.call.context):
+            return self.work.done()
+        return self.call.is_done_beside_threads(self.work)
+
+    cpdef object settle(self):
+        """Wait until the call is complete."""
+        if self.is_complete:
+            return
+        try:
+            if isinstance(self.work, Work):
+                (<Work> self.work).finish()
+            elif self.work is not None:
+                if is_only_thread(self.call.context):
+                    self.outcome = self.work.wait()
+                else:
+                    self.outcome = self.call.wait_beside_threads(self.work)
+        except Error as error:
+            raise self.call.context.failure(None, error) from error
+        finally:
+            self.is_complete, self.work = True, None
+        self.result = self.call.conclude()
+
+    def cancel(self):
+        """Cancel the call, where it can be cancelled."""
+        self.is_cancelled = self.call.cancel(self.work)
+
+    cpdef object report(self, Status status):
+        """Set the status to that of the complete call."""
+        set_status(status, self.call, self.outcome)
+        status.fields[3] = self.is_cancelled
+
+
+cdef class BaseRequest(Handle):
+    """The methods of requests that are called for each message."""
+
+    cdef object complete(self, Status status):
+        cdef Pending pending = self._ref
+        if pending is None or pending.is_idle:
+            if status is not None:
+                status.set(ANY_PEER, WILD_TAG, 0)
+            return None
+        try:
+            pending.settle()
+            if status is not None:
+                pending.report(status)
+            return pending.result
+        finally:
+            pending.is_idle = True
+            if not pending.is_persistent:
+                self._ref = None
+
+    cdef bint is_complete(self) except -1:
+        cdef Pending pending = self._ref
+        return pending is None or pending.is_idle or pending.poll()
+
+    def _complete(self, Status status):
+        return self.complete(status)
+
+    def _is_complete(self):
+        return self.is_complete()
+
+    def _start(self):
+        cdef Pending pending = self._ref
+        if pending is None or not pending.is_idle:
+            raise errors.Exception(errors.ERR_REQUEST, "the request is null, or was started already")
+        pending.start()
+
+    def Wait(self, Status status=None):
+        """Block until the call is complete, and return True."""
+        self.complete(status)
+        return True
+
+    def wait(self, Status status=None):
+        """Block until the call is complete, and return its object, if it has one."""
+        return self.complete(status)
+
+    def Test(self, Status status=None):
+        """Return whether the call is complete; if it is, this is the same as `Wait`."""
+        if not self.is_complete():
+            return False
+        self.complete(status)
+        return True
+
+    def test(self, Status status=None):
+        """Return whether the call is complete, and its object."""
+        return (True, self.complete(status)) if self.is_complete() else (False, None)
+
+
+# ---- collectives -------------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class Collective(Call):
+    """A collective of shmring with pieces of equal length."""
+
+    cpdef object perform(self):
+        self.context.opened().run(self.kind, self.x, self.op, self.root, self.out, None, None, False, None)
+
+    cpdef object begin(self):
+        if self.plan is not None:
+            return self.plan.issue()
+        return self.context.opened().run(self.kind, self.x, self.op, self.root, self.out, None, None, True, None)
+
+    def persist(self):
+        """Return a Prequest, which begins the call when it is started."""
+        cdef Engine engine = self.context.opened()
+        try:
+            self.plan = plan_of(engine, self.kind, self.x, self.op, self.root, self.out)
+        except Error as error:
+            raise self.context.failure(None, error) from error
+        except Exception:
+            engine.engine.refuse(self.kind)
+            raise
+        return Call.persist(self)
+
+
+# Run a collective without making a Call.
+cdef int run_at_once(Context context, int kind, object x, object root) except -1:
+    try:
+        context.opened().run(kind, x, None, root, None, None, None, False, None)
+    except Error as error:
+        raise context.failure(None, error) from error
+    return 0
+
+
+# Return the bytes of a broadcast; refuse it if an argument is wrong.
+cdef object broadcast_bytes(Context context, object buf, object root):
+    try:
+        return data_of(buf, context.rank != context.root_of(root)).moved()
+    except Exception:
+        context.opened().engine.refuse(BROADCAST)
+        raise
+
+
+# Return the collective; if an argument is wrong, refuse it, so that no other rank waits for this one.
+cdef Call collective(Context context, int kind, object send, object recv, object op=None, object root=0):
+    cdef Collective call = Collective.__new__(Collective)
+    call.context, call.kind = context, kind
+    try:
+        call.root = context.root_of(root)
+        if kind == BROADCAST:
+            call.x = data_of(recv, context.rank != call.root).moved()
+        elif kind <= EXSCAN and kind != BARRIER and op is not None:
+            return reduction(call, send, recv, op)
+        elif kind != BARRIER:
+            movement(call, send, recv)
+    except Exception:
+        context.opened().engine.refuse(kind)
+        raise
+    return call
+
+
+# True for IN_PLACE, and for None, which stands for it.
+cdef inline bint is_in_place(object spec) noexcept:
+    return spec is None or spec is IN_PLACE
+
+
+cdef int movement(Collective call, object send, object recv) except -1:
+    cdef Context context = call.context
+    cdef int size = context.size
+    cdef bint is_joined = call.kind == ALL_GATHER or call.kind == ALL_TO_ALL or (
+        call.kind == GATHER and context.rank == call.root)
+    cdef bint is_split = call.kind == ALL_TO_ALL or call.kind == SCATTER and context.rank == call.root
+    cdef Data data
+    if call.kind == SCATTER:
+        if is_split:
+            data = data_of(send, False, size)
+            call.x = data.moved()
+            call.out = data.block(call.root) if is_in_place(recv) else data_of(recv, True).moved()
+        else:
+            call.out = data_of(recv, True).moved()
+        return 0
+    if is_joined:
+        data = data_of(recv, True, size)
+        call.out = data.moved()
+        if is_in_place(send):
+            call.x = call.out if is_split else data.block(context.rank)
+            return 0
+    call.x = data_of(send, False, size if is_split else 1).moved()
+    return 0
+
+
+cdef object reduction(Collective call, object send, object recv, object op):
+    cdef Context context = call.context
+    cdef bint has_out = call.kind != REDUCE or context.rank == call.root
+    cdef int blocks = context.size if call.kind == REDUCE_SCATTER else 1
+    cdef Data taken = None, given = None
+    if not has_out:
+        given = data_of(send, False)
+    elif is_in_place(send):
+        taken = data_of(recv, True, blocks)
+        given = taken
+    else:
+        given = data_of(send, False, blocks)
+        taken = data_of(recv, True)
+        if given.type.dtype is not taken.type.dtype and given.type.dtype != taken.type.dtype:
+            raise ValueError(f"{given.type.name} is sent, {taken.type.name} received; both must be one datatype")
+        if given.count != taken.count:
+            raise ValueError(f"{given.count} items are sent, {taken.count} received; both must be one count")
+    name = (<Handle?> op)._ref.name
+    if name not in given.type.ops:
+        return op._ref.fold_call(context, call.kind, call.root, given, taken, blocks)
+    call.op = name
+    call.x = given.reduced()
+    if call.kind == REDUCE_SCATTER and given is taken:   # the result goes to the first block, the operands are in all
+        call.out = np.empty(taken.count, taken.type.dtype)
+        call.finish = functools.partial(np.copyto, taken.reduced_block(0), call.out)
+    elif given is not taken and taken is not None:
+        call.out = taken.reduced()
+    return call
+
+
+# ---- messages ----------------------------------------------------------------------------------------------------
+
+cdef class MessageCall(Call):
+    """A call that sends or receives messages."""
+
+    cpdef object perform_beside_threads(self):
+        work = self.begin_beside_threads()
+        return None if work is None else self.wait_beside_threads(work)
+
+    cpdef object begin_beside_threads(self):
+        return self.context.turns.begin(self)
+
+    cpdef bint is_done_beside_threads(self, object work) except -1:
+        return self.context.turns.take(work.done)
+
+    cpdef object wait_beside_threads(self, object work):
+        return self.context.turns.wait_for(work)
+
+    def cancel(self, work):
+        """Cancel the call, if it is a receive that no message has matched, and return whether it was."""
+        return hasattr(work, "cancel") and self.context.turns.take(work.cancel)
+
+
+cdef class Directed(MessageCall):
+    """A message between this rank and another one."""
+
+
+@cython.final
+cdef class Sending(Directed):
+    """A message to a rank."""
+
+    cpdef object perform(self):
+        self.context.opened().send(self.x, self.peer, self.tag)
+
+    cpdef object begin(self):
+        return self.context.opened().isend(self.x, self.peer, self.tag)
+
+
+@cython.final
+cdef class Receiving(Directed):
+    """A message from a rank."""
+
+    cpdef object perform(self):
+        return self.context.opened().recv(self.x, self.peer, self.tag)
+
+    cpdef object begin(self):
+        return self.context.opened().irecv(self.x, self.peer, self.tag)
+
+
+cdef Call nothing(Context context):
+    cdef Call call = Call.__new__(Call)
+    call.context, call.empty = context, Status.__new__(Status)
+    call.empty.set(NO_PEER, WILD_TAG, 0)
+    return call
+
+
+# Fill in the call, or return one that does nothing, for PROC_NULL.
+cdef Call directed(Directed call, Context context, object x, object rank, object tag, bint is_send):
+    cdef int peer = context.peer(rank, tag, is_send)
+    if peer == NO_RANK:
+        return nothing(context)
+    call.context, call.x, call.peer, call.tag = context, x, peer, tag
+    return call
+
+
+cdef Call sending(Context context, object x, object dest, object tag):
+    return directed(Sending.__new__(Sending), context, x, dest, tag, True)
+
+
+cdef Call receiving(Context context, object x, object source, object tag):
+    return directed(Receiving.__new__(Receiving), context, x, source, tag, False)
+
+
+# ---- the calls of communicators ------------------------------------------------------------------------------------
+
+# Return what a communicator refers to.
+cdef Context context_of(Handle communicator):
+    if communicator._ref is None:
+        raise errors.Exception(errors.ERR_COMM)
+    return <Context> communicator._ref
+
+
+cdef class Caller(Handle):
+    """The calls of a communicator that have to be fast, and those that prepare the others."""
+
+    def Get_size(self):
+        """Return the number of ranks."""
+        return context_of(self).size
+
+    def Get_rank(self):
+        """Return the rank of this process."""
+        return context_of(self).rank
+
+    def Send(self, buf, dest, tag=0):
+        """Send a message; return when `buf` may be changed."""
+        cdef Context context = context_of(self)
+        cdef Data data = data_of(buf, False)
+        cdef int peer = context.peer(dest, tag, True)
+        if not is_only_thread(context):
+            sending(context, data.moved(), dest, tag).run_now(None)
+        elif peer >= 0:
+            try:
+                context.opened().send_bytes(data.data, data.nbytes(), peer, index_of(tag))
+            except Error as error:
+                raise context.failure(None, error) from error
+
+    def Recv(self, buf, source=ANY_PEER, tag=WILD_TAG, Status status=None):
+        """Receive a message."""
+        cdef Context context = context_of(self)
+        cdef Data data = data_of(buf, True)
+        cdef int peer = context.peer(source, tag, False)
+        cdef Envelope envelope
+        if peer == NO_RANK or not is_only_thread(context):
+            receiving(context, data.moved(), source, tag).run_now(status)
+            return
+        try:
+            context.opened().recv_bytes(data.data, data.nbytes(), peer, index_of(tag), &envelope)
+        except Error as error:
+            raise context.failure(None, error) from error
+        if status is not None:
+            status.set(envelope.source, envelope.tag, envelope.nbytes)
+
+    def Isend(self, buf, dest, tag=0):
+        """Begin to send a message, and return a request."""
+        return sending(context_of(self), data_of(buf, False).moved(), dest, tag).issue()
+
+    def Irecv(self, buf, source=ANY_PEER, tag=WILD_TAG):
+        """Begin to receive a message, and return a request."""
+        return receiving(context_of(self), data_of(buf, True).moved(), source, tag).issue()
+
+    def Barrier(self):
+        """Block until all ranks have called this."""
+        run_at_once(context_of(self), BARRIER, None, None)
+
+    def Bcast(self, buf, root=0):
+        """Copy the root's message to all ranks."""
+        cdef Context context = context_of(self)
+        run_at_once(context, BROADCAST, broadcast_bytes(context, buf, root), root)
+
+    def Allreduce(self, sendbuf, recvbuf, op=None):
+        """Combine the messages of all ranks; every rank gets the result."""
+        collective(context_of(self), ALL_REDUCE, sendbuf, recvbuf, default_op if op is None else op).run_now(None)
+
+    def Iallreduce(self, sendbuf, recvbuf, op=None):
+        """Combine the messages of all ranks; every rank gets the result. Return a request."""
+        return collective(context_of(self), ALL_REDUCE, sendbuf, recvbuf, default_op if op is None else op).issue()
+
+    def _sending(self, buf, dest, tag=0):
+        return sending(context_of(self), data_of(buf, False).moved(), dest, tag)
+
+    def _receiving(self, buf, source=ANY_PEER, tag=WILD_TAG):
+        return receiving(context_of(self), data_of(buf, True).moved(), source, tag)
+
+    def _collective(self, int kind, sendbuf, recvbuf, op=None, root=0):
+        return collective(context_of(self), kind, sendbuf, recvbuf, op, root)
+
+    def _probe(self, source, tag, Status status, bint is_blocking):
+        """Return whether a message can be received; wait for one if it is blocking."""
+        cdef Context context = context_of(self)
+        cdef int peer = context.peer(source, tag, False)
+        cdef Received found = None
+        if peer == NO_RANK:
+            if status is not None:
+                status.set(NO_PEER, WILD_TAG, 0)
+            return True
+        try:
+            if is_blocking:
+                found = context.probe(peer, tag, context.opened().probe, context.opened().iprobe)
+            else:
+                found = context.turns.take(context.opened().iprobe, peer, tag)
+        except Error as error:
+            raise context.failure(None, error) from error
+        if found is not None and status is not None:
+            status.set(found.source, found.tag, found.nbytes)
+        return found is not None
+
+    def _peer(self, source, tag):
+        """Return the number that shmring has for a source; None for PROC_NULL."""
+        cdef int peer = context_of(self).peer(source, tag, False)
+        return None if peer == NO_RANK else peer
+
+    def _check_root(self, root):
+        return context_of(self).root_of(root)

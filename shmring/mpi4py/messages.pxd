@@ -1,0 +1,62 @@
+from libc.stdint cimport int32_t, int64_t
+
+cimport numpy as cnp
+
+
+cdef enum:   # as MPI numbers them; shmring has -1 for any source and any tag
+    ANY_PEER = -2
+    NO_PEER = -1
+    WILD_TAG = -1
+    MOST_TAG = 0x7fffffff
+    UNDEFINED = -32766
+
+
+cdef class Handle:
+    cdef public object _ref       # shared by the copies of the handle; None: the null handle
+    cdef object __weakref__
+
+
+cdef class TypeInfo:
+    cdef readonly Py_ssize_t size, extent
+    cdef readonly cnp.dtype dtype
+    cdef readonly str constant, letter, code
+    cdef readonly object ops      # names of the reductions that shmring has for the dtype
+    cdef public object name, attributes
+    cdef object __weakref__
+
+
+cdef class Status:
+    cdef int32_t[4] fields   # source, tag, error, cancelled
+    cdef int64_t nbytes
+    cdef object __weakref__
+
+    cdef void set(self, int source, int tag, int64_t nbytes) noexcept
+    cdef void copy(self, Status other) noexcept
+
+
+cdef class Data:
+    cdef object owner
+    cdef cnp.ndarray whole       # the caller's array, if it is the memory
+    cdef char *data
+    cdef readonly Py_ssize_t count, length
+    cdef int blocks
+    cdef readonly bint readonly
+    cdef readonly TypeInfo type
+
+    cdef Py_ssize_t nbytes(self) noexcept
+    cdef object moved(self)
+    cdef object reduced(self)
+    cdef object block(self, int number)
+    cdef object reduced_block(self, int number)
+    cdef int take(self, object given, object datatype, bint is_written) except -1
+    cdef int place(self, object count, object displ, int blocks) except -1
+
+
+cdef object new_handle(object cls, object ref)   # of a class of handles
+cdef Data data_of(object spec, bint is_written, int blocks=*)
+cdef cnp.ndarray bytes_at(char *data, Py_ssize_t count, object owner, bint readonly)
+
+
+# Return an integer, or an object with __index__, as a C integer.
+cdef inline Py_ssize_t index_of(object number) except? -1:
+    return number
