@@ -78,15 +78,6 @@ def place_of(memory: Any) -> Place:
     return Place(os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes)
 
 
-def hold(memory: Any) -> Any:
-    """Return an array over the same memory that keeps its block, which `Free_mem` would unmap otherwise."""
-    found = _block_of(memory)
-    if found is None:
-        return memory
-    block, _, offset = found
-    return np.frombuffer(block, np.uint8)[offset : offset + memory.nbytes]
-
-
 def attach(place: Place) -> Any:
     """Map the memory of another process of this host, and return it as bytes. OSError if that fails."""
     if place.nbytes == 0:

@@ -169,7 +169,7 @@ def Alloc_mem(size: int, info: Any = None) -> buffer:
 
 
 def Free_mem(mem: buffer) -> None:
-    """Free memory of `Alloc_mem`."""
+    """Free memory of `Alloc_mem`. It stays while arrays or windows use it."""
     mem.release()
 
 

@@ -17,6 +17,16 @@ from . import device_arrays
 
 
 @cython.final
+@cython.freelist(8)
+cdef class Source:
+    """The owner of memory, which all buffers and views of the memory share."""
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+        self.owner = None   # here an exception that is on its way survives the destructor of a DLPack capsule
+
+
+@cython.final
 cdef class buffer:
     """Contiguous memory: a one-dimensional array of bytes that exports the buffer protocol."""
 
@@ -27,23 +37,22 @@ cdef class buffer:
         if args:
             self.take(args[0], False)
 
-    def __dealloc__(self):
-        PyBuffer_Release(&self.view)
-        self.owner = None   # here an exception that is on its way survives the destructor of a DLPack capsule
-
-    cdef int take(self, object source, bint is_written) except -1:
+    cdef int take(self, object given, bint is_written) except -1:
         cdef int flags = PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT
-        self.owner = source
-        if PyObject_CheckBuffer(source):
-            PyObject_GetBuffer(source, &self.view, flags | PyBUF_WRITABLE if is_written else flags)
-            self.data, self.length, self.is_readonly = <char *> self.view.buf, self.view.len, self.view.readonly
-            if self.view.format != NULL:
-                self.item_format = (<bytes> self.view.format).decode()
+        cdef Source source = Source.__new__(Source)
+        cdef Py_buffer *view = &source.view
+        if PyObject_CheckBuffer(given):
+            PyObject_GetBuffer(given, view, flags | PyBUF_WRITABLE if is_written else flags)
+            source.owner = given
+            self.data, self.length, self.is_readonly = <char *> view.buf, view.len, view.readonly
+            if view.format != NULL:
+                self.item_format = (<bytes> view.format).decode()
         else:
-            found = device_arrays.describe(source)
+            found = device_arrays.describe(given)
+            source.owner = found.owner
             self.data, self.length = <char *> <uintptr_t> found.address, found.nbytes
-            self.is_readonly, self.is_device, self.owner = found.readonly, found.is_device, found.owner
-            self.item_format = found.format
+            self.is_readonly, self.is_device, self.item_format = found.readonly, found.is_device, found.format
+        self.source = source
         if is_written and self.is_readonly:
             raise BufferError("the memory is read-only, and this call writes to it")
         return 0
@@ -55,7 +64,7 @@ cdef class buffer:
 
     cdef buffer part(self, Py_ssize_t begin, Py_ssize_t end):
         cdef buffer new = buffer.__new__(buffer)
-        new.owner, new.is_readonly, new.is_device = self, self.is_readonly, self.is_device
+        new.source, new.is_readonly, new.is_device = self.source, self.is_readonly, self.is_device
         new.data, new.length = self.data + begin, end - begin
         return new
 
@@ -104,9 +113,8 @@ cdef class buffer:
         return self.data[:self.length]
 
     def release(self):
-        """Give the memory back; this buffer is empty afterwards."""
-        PyBuffer_Release(&self.view)
-        self.owner, self.data, self.length = None, NULL, 0
+        """Give the memory back; this buffer is empty afterwards. Other buffers and views of the memory stay valid."""
+        self.source, self.data, self.length = None, NULL, 0
         self.is_readonly = self.is_device = False
 
     @property
@@ -115,9 +123,8 @@ cdef class buffer:
 
     @property
     def obj(self):
-        if isinstance(self.owner, buffer):
-            return (<buffer> self.owner).obj
-        return self.owner
+        owner = None if self.source is None else self.source.owner
+        return (<buffer> owner).obj if isinstance(owner, buffer) else owner
 
     @property
     def nbytes(self):
@@ -182,7 +189,8 @@ cdef class buffer:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.check_host()
-        PyBuffer_FillInfo(view, self, self.data, self.length, self.is_readonly, flags)
+        exporter = self if self.source is None else self.source
+        PyBuffer_FillInfo(view, exporter, self.data, self.length, self.is_readonly, flags)
 
 
 cdef class _Constant:

@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 cimport cython
 cimport numpy as cnp
 
-from .memory cimport buffer
+from .memory cimport Source, buffer
 
 import operator
 
@@ -138,7 +138,8 @@ cdef class Status:
     def tomemory(self):
         """Return the fields as integers in memory, which may be changed."""
         cdef buffer memory = buffer.__new__(buffer)
-        memory.owner, memory.data, memory.length = self, <char *> self.fields, sizeof(self.fields)
+        memory.source = Source.__new__(Source)
+        memory.source.owner, memory.data, memory.length = self, <char *> self.fields, sizeof(self.fields)
         return memory.cast("i")
 
     def py2f(self):

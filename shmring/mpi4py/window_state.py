@@ -150,7 +150,7 @@ def attach(engine: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
     try:
         for rank, place in enumerate(places):
             is_mine = rank == engine.rank
-            parts.append(alloc_mem.hold(memory) if is_mine else alloc_mem.attach(place))
+            parts.append(memory if is_mine else alloc_mem.attach(place))
     except OSError as error:
         reason = f"rank {engine.rank} cannot map the memory of rank {len(parts)}: {error}"
     reasons = [reason for reason in engine.all_gather_object(reason) if reason]

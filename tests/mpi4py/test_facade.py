@@ -227,3 +227,34 @@ def test_an_exception_between_the_steps_of_a_broadcast_keeps_no_other_waiting(tm
         "0 Exception Aborted",
         "1 KeyboardInterrupt NoneType",
     ], done.stderr
+
+
+FREED = """
+import gc
+import numpy as np
+from shmring import MPI
+
+def is_mapped(address):
+    ranges = [line.split()[0].split("-") for line in open("/proc/self/maps")]
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+memory = MPI.Alloc_mem(1 << 22)
+address = memory.address
+x, part, view, alike = np.frombuffer(memory, "i8"), memory[8:16], memoryview(memory)[16:], memory.toreadonly()
+MPI.Free_mem(memory)
+assert len(memory) == 0 and memory.address == 0
+x[:] = 7
+assert (part[0], view[0], alike[-8], x.sum()) == (7, 7, 7, 7 * x.size)
+del x, part, view
+gc.collect()
+assert is_mapped(address) and alike[0] == 7
+del alike
+gc.collect()
+assert not is_mapped(address)
+print("well")
+"""
+
+
+def test_memory_stays_while_arrays_use_it(tmp_path):
+    done = run_code(tmp_path, FREED, "--no-prefix", nprocs=1)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
