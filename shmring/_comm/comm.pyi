@@ -199,6 +199,8 @@ class Comm(Messages):
         Local.
         """
 
+    def _group_of_callers(self, ranks: tuple[int, ...], secret: bytes, share: Callable[[Any], Any]) -> Comm:
+        """Return a communicator of some ranks, which alone call this. For libraries."""
     def _trace_automatically(self, path: str) -> None:
         """Begin the trace that SHMRING_TRACE requests. A call of `trace` replaces it."""
     def abort(self, reason: str) -> None:

@@ -319,6 +319,21 @@ cdef class Comm(Messages):
         if formed is None:
             return None
         parts, ranks = formed
+        return self.group_of(parts, ranks)
+
+    def _group_of_callers(self, ranks, secret, share):
+        """Return a communicator of some ranks, which alone call this. For libraries.
+
+        secret: bytes, the same on these ranks and different for each group. share: a function that returns the value
+        which ranks[0] passes to it, on all of these ranks; it is called once, if the communicator has several hosts.
+        """
+        self.engine.check_open()
+        parts = groups.form_of_callers(self.own_rank, self.engine, self.internode, ranks, secret, share, self.settings,
+                                       self.engine.timeout_s)
+        return self.group_of(parts, ranks)
+
+    # Return the communicator of a group that has started. ranks: its ranks' numbers in this communicator.
+    cdef object group_of(self, parts, ranks):
         comm = None
         try:
             comm = Comm(*parts, parent_ranks=ranks, parent=self)

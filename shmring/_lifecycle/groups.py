@@ -6,15 +6,16 @@ Functions take an engine, the sockets to local ranks, and the InterNodeLinks to 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import operator
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .._bootstrap.join import Joined, join
+from .._bootstrap.join import Joined, World, join
 from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, Mismatch, RankFailed
@@ -22,6 +23,7 @@ from .startup import CommParts, begin, join_and_begin
 
 if TYPE_CHECKING:
     from .._bootstrap.fd_passing import LocalSockets
+    from .._bootstrap.framed_socket import Check
     from .._comm.comm import Comm
     from .._config.settings import Settings
     from .._engine.engine import Engine
@@ -130,7 +132,7 @@ def form_across(
                     is_invited=True,
                 )
 
-            with _a_death_is_the_parents(engine):
+            with _a_death_is_the_parents(engine.poll):
                 parts = join_and_begin(
                     join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
                 )
@@ -141,8 +143,80 @@ def form_across(
         raise
 
 
+def form_of_callers(
+    rank: int,
+    engine: Engine,
+    internode: InterNodeLinks | None,
+    ranks: tuple[int, ...],
+    secret: bytes,
+    share: Callable[[Any], Any],
+    settings: Settings,
+    timeout_s: float,
+) -> CommParts:
+    """Form a group whose ranks alone call this: they meet as a world of their own.
+
+    rank: this rank's number in the parent. secret: the same bytes on all ranks of the group, for this group
+    only. share: returns the value that ranks[0] passes, on each rank of the group.
+    """
+    deadline = Deadline(timeout_s)
+    world_id, key, address, listener = hashlib.sha256(b"group" + secret).hexdigest(), secret, None, None
+    if internode is not None and len(ranks) > 1:
+        key = hashlib.sha256(internode.key + secret).digest()  # the secret may have travelled between hosts
+        listener, address = _meeting_point(internode, settings, ranks, rank == ranks[0], share)
+    with listener or contextlib.nullcontext():
+        world = World(world_id, key, len(ranks), address)
+
+        def check() -> None:
+            try:
+                engine.poll()
+            except Error:
+                raise
+            except RuntimeError:
+                pass  # another thread is inside a call of the parent, which notices the end of a rank itself
+
+        def join_group() -> Joined:
+            return join(
+                world,
+                ranks.index(rank),
+                timeout_s=deadline.timeout_s(),
+                node=settings.node,
+                check=check,
+                listener=listener,
+                is_invited=address is not None,
+            )
+
+        with _a_death_is_the_parents(check):
+            return join_and_begin(
+                join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
+            )
+
+
+def _meeting_point(
+    internode: InterNodeLinks,
+    settings: Settings,
+    ranks: tuple[int, ...],
+    is_leader: bool,
+    share: Callable[[Any], Any],
+) -> tuple[socket.socket | None, str]:
+    """Return the address at which the leader of a group listens, and on the leader also the listener."""
+    listener = None
+    if is_leader:
+        listener, answer = _invite(internode, settings, len(ranks))
+    else:
+        answer = None
+    try:
+        answer = share(answer)
+    except BaseException:
+        if listener is not None:
+            listener.close()
+        raise
+    if isinstance(answer, str):
+        raise Error(f"rank {ranks[0]} cannot come to its group: {answer}", rank=ranks[0])
+    return listener, answer[1]
+
+
 @contextlib.contextmanager
-def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
+def _a_death_is_the_parents(check: Check) -> Iterator[None]:
     """Raise a death as the parent's error, so that all its ranks learn of it.
 
     The parent's connections may show the death a moment later than the group's.
@@ -153,7 +227,7 @@ def _a_death_is_the_parents(engine: Engine) -> Iterator[None]:
         deadline = Deadline(_ABORT_S)
         while not deadline.is_over():
             try:
-                engine.poll()
+                check()
             except Error as error:
                 raise error from None  # without context: it is the same death
             time.sleep(0.005)

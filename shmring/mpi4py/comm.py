@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
-import shmring
+import numpy as np
 
 from ..errors import Error
 from . import errors, handles
@@ -22,11 +23,14 @@ from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Hints, Info
 from .messages import handle
 from .object_calls import Objects
+from .objects import pickle
 from .point_to_point import BufferedSends, completed
 from .requests import Request
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
 SENDS_S = 5.0  # how long the end of a communicator waits for messages whose sends are not complete
+_FIRST_GROUP_TAG = 2**30  # of messages in the private context; those among neighbours have lower tags
+_MOST_SHARED_NBYTES = 4096
 FOREVER_S = 1e9  # the timeout of calls, as MPI has none; warnings about long waits stay
 
 
@@ -107,10 +111,34 @@ class Communicator(Context):
 
     def group_child(self, members: tuple[int, ...], tag: Any) -> Communicator:
         """Return the communicator of some processes, which all call this; no other process does."""
+        unknown = [process for process in members if process not in self.processes]
+        if unknown:
+            raise self.failure(errors.ERR_GROUP, f"processes {unknown} are not in the communicator")
         secret = self.child_secret("group", members, tag)
-        world = shmring.World(id=f"group-{secret[:16].hex()}", key=secret, nprocs=len(members))
-        rank = members.index(self.process)
-        return Communicator(rank, members, secret, shmring.init(world, rank, timeout=FOREVER_S))
+        ranks = tuple(self.processes.index(process) for process in members)
+        number = _FIRST_GROUP_TAG + int.from_bytes(secret[:4], "big") % (2**31 - _FIRST_GROUP_TAG)
+
+        def share(value: Any) -> Any:
+            return self._share(value, ranks, number)
+
+        try:
+            engine = self.comm._group_of_callers(ranks, secret, share)
+        except Error as error:
+            raise self.failure(None, error) from error
+        return Communicator(engine.rank, members, secret, engine)
+
+    def _share(self, value: Any, ranks: tuple[int, ...], tag: int) -> Any:
+        """Return the first rank's value on all of these ranks."""
+        comm, turns = self.comm, self.turns
+        if self.rank == ranks[0]:
+            data = np.frombuffer(pickle.dumps(value), np.uint8)
+            sends = [turns.take(partial(comm.isend, data, rank, tag, context=1)) for rank in ranks[1:]]
+            for sent in sends:
+                turns.wait_for(sent)
+            return value
+        room = np.empty(_MOST_SHARED_NBYTES, np.uint8)
+        received = turns.wait_for(turns.take(partial(comm.irecv, room, ranks[0], tag, context=1)))
+        return pickle.loads(room[: received.nbytes])
 
 
 class Intra:
