@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 import numpy
 from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 # No FMA contraction and no option that changes values: the same bits on every instruction set. The reduction
@@ -146,6 +146,13 @@ def beside_packages() -> str:
     return os.path.relpath(sysconfig.get_path("purelib"), sysconfig.get_path("data"))
 
 
+class WithDataFiles(Distribution):
+    """A distribution whose data files an editable installation has, too: setuptools asks for `has_data`."""
+
+    def has_data(self) -> bool:
+        return bool(self.data_files)
+
+
 class BuildExtensions(build_ext):
     """Translates the Cython sources and builds the kernels first, only when extensions are really built."""
 
@@ -170,8 +177,9 @@ class BuildExtensions(build_ext):
 setup(
     libraries=[library("kernels/kernels"), library("channel"), library("conn")],
     ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
-    # A file of a package would not be where Python looks for it. An editable installation lacks it.
+    # A file of a package would not be where Python looks for it.
     data_files=[(beside_packages(), ["shmring_mpi4py.pth"])],
+    distclass=WithDataFiles,
     long_description=long_description(),
     long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildExtensions},

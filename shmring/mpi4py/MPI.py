@@ -36,6 +36,7 @@ from .environment import (
     Wtime,
     get_vendor,
 )
+from .environment import init_at_import as _init_at_import
 from .errhandlers import ERRHANDLERS, Errhandler
 from .errors import (
     Add_error_class,
@@ -125,4 +126,4 @@ for _class in (
 ):  # fmt: skip
     _class.__module__ = _MODULE
 if rc.initialize:
-    Init()
+    _init_at_import()

@@ -7,13 +7,15 @@ MPI               the names, and joining at import; `shmring.MPI` is the same mo
   intracomm       Intracomm, grids and graphs of ranks      windows   memory that other ranks access
   neighbors       collectives along the edges of these
   comm            communicators: how they are made and freed
-  object_calls    send, recv, bcast ... of Python objects   objects   pickle
+  object_calls    isend, gather ... of Python objects
+  objects         pickles; send, recv, bcast, allgather of Python objects (Cython)
   collectives     Bcast, Allreduce ... in three forms (`forms`)
   point_to_point  Send, Recv, probes, Message
   requests        Request, Prequest, Grequest
   ops, folds      operations; reductions that shmring has no operation for
   types, groups, info, errhandlers, handles, errors, constants, rc, refused
-  messages        specifications of messages; calls; handles (Cython)
+  calls           calls on buffers that have to be fast; how calls run, are begun and waited for (Cython)
+  messages        handles, statuses, specifications of messages (Cython)
   memory          MPI.buffer (Cython); device_arrays: DLPack and __cuda_array_interface__
 finder            makes the name `mpi4py` mean this package; run: the command line
 process           joins the world, and ends the job if the process fails

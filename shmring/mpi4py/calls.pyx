@@ -29,6 +29,7 @@ from .memory import IN_PLACE
 from .turns import Turns
 
 cdef dict threads_by_number = threading._active
+cdef bint many_threads_call = True
 cdef object default_op, request_type, prequest_type   # set by `register_classes`
 
 
@@ -49,10 +50,16 @@ class Kind:
 
 # ---- calls -------------------------------------------------------------------------------------------------------
 
+def set_many_threads_call(bint is_true):
+    """Set whether threads of the program may call at the same time."""
+    global many_threads_call
+    many_threads_call = is_true
+
+
 # True if no other thread of the program can enter a call while this thread is inside one.
 cdef bint is_only_thread(Context context) noexcept:
     cdef Py_ssize_t count = len(threads_by_number)
-    return count < 2 or count == 2 and context is not None and context.engine is not None and (
+    return not many_threads_call or count < 2 or count == 2 and context is not None and context.engine is not None and (
         context.engine.has_progress_thread())
 
 

@@ -15,6 +15,7 @@ import shmring
 
 from ..errors import Error, RankFailed
 from . import alloc_mem, errors, handles, process
+from .calls import set_many_threads_call
 from .comm import FOREVER_S, SENDS_S, Communicator, Intra
 from .constants import INTEGERS
 from .errhandlers import Policy
@@ -25,7 +26,10 @@ from .point_to_point import BUFFERED
 from .rc import rc
 
 _SECRET_NBYTES = 32
-_state = {"is_initialized": False, "is_finalized": False, "pid": 0}
+_LEVELS = {
+    name: INTEGERS[f"THREAD_{name.upper()}"] for name in ("single", "funneled", "serialized", "multiple")
+}
+_state = {"is_initialized": False, "is_finalized": False, "pid": 0, "thread_level": _LEVELS["multiple"]}
 _main_thread = threading.main_thread()
 
 COMM_WORLD: Intracomm = Intracomm()
@@ -34,6 +38,17 @@ COMM_SELF: Intracomm = Intracomm()
 
 def Init() -> None:
     """Join the world; collective over all ranks."""
+    _init(_LEVELS["multiple"])
+
+
+def init_at_import() -> None:
+    """Join the world with the support for threads that `mpi4py.rc` asks for."""
+    if rc.thread_level not in _LEVELS:
+        raise ValueError(f"mpi4py.rc.thread_level is {rc.thread_level!r}; it is one of {', '.join(_LEVELS)}")
+    _init(_LEVELS[rc.thread_level if rc.threads else "single"])
+
+
+def _init(thread_level: int) -> None:
     if _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "Init was called already")
     Policy.set(rc.errors)
@@ -48,13 +63,17 @@ def Init() -> None:
         context.name, context.constant, constant._ref = f"MPI_COMM_{name}", constant, context
     Intra.world = COMM_WORLD
     handles.predefine({"COMM_WORLD": COMM_WORLD, "COMM_SELF": COMM_SELF})
-    _state.update(is_initialized=True, pid=os.getpid())
-    atexit.register(_leave)
+    _state.update(is_initialized=True, pid=os.getpid(), thread_level=thread_level)
+    set_many_threads_call(thread_level == _LEVELS["multiple"])
+    finalize = rc.initialize if rc.finalize is None else rc.finalize
+    atexit.register(_leave if finalize else process.abort_if_failed)
 
 
 def Init_thread(required: int = INTEGERS["THREAD_MULTIPLE"]) -> int:
-    """Join the world, and return the support for threads."""
-    Init()
+    """Join the world, and return the support for threads: that which is required."""
+    if required not in _LEVELS.values():
+        raise errors.Exception(errors.ERR_ARG, f"{required!r} is no support for threads")
+    _init(required)
     return Query_thread()
 
 
@@ -96,11 +115,12 @@ def Is_finalized() -> bool:
 
 
 def Query_thread() -> int:
-    """Return the support for threads: any thread may call MPI at any time.
+    """Return the support for threads; THREAD_MULTIPLE: any thread may call MPI at any time.
 
-    As in MPI, two threads may not call collectives of one communicator at the same time.
+    As in MPI, two threads may not call collectives of one communicator at the same time. With less support,
+    threads do not take turns, so a receive waits as it does in a process with one thread.
     """
-    return INTEGERS["THREAD_MULTIPLE"]
+    return _state["thread_level"]
 
 
 def Is_thread_main() -> bool:

@@ -17,6 +17,8 @@ class Pickle:
     def dumps_oob(self, obj: Any) -> Any: ...
     def loads_oob(self, data: Any, buffers: Any) -> Any: ...
 
+DEFAULT_PROTOCOL: int
+DEFAULT_THRESHOLD: int
 OBJECTS: str
 pickle: Pickle
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..errors import Error
 from .memory import buffer
+from .rc import integer_of_variable
 
 cnp.import_array()
 
@@ -28,7 +29,9 @@ cdef enum:
     # With its length, an object of this size fits into a call line of the engine. bench/peers/bench_mpi4py.py: an
     # allgather of longer frames takes 0.2 us longer, also of small objects.
     MOST_NBYTES = 40
-    THRESHOLD = 1 << 18
+
+DEFAULT_PROTOCOL = integer_of_variable("MPI4PY_PICKLE_PROTOCOL", _pickle.HIGHEST_PROTOCOL)
+DEFAULT_THRESHOLD = integer_of_variable("MPI4PY_PICKLE_THRESHOLD", 1 << 18)
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------------
@@ -64,7 +67,7 @@ cdef class Pickle:
     @PROTOCOL.setter
     def PROTOCOL(self, protocol):
         if protocol is None and self.dumps_function is _pickle.dumps:
-            protocol = _pickle.HIGHEST_PROTOCOL
+            protocol = DEFAULT_PROTOCOL
         self.protocol = protocol
 
     @property
@@ -74,7 +77,7 @@ cdef class Pickle:
 
     @THRESHOLD.setter
     def THRESHOLD(self, threshold):
-        self.threshold = THRESHOLD if threshold is None else threshold
+        self.threshold = DEFAULT_THRESHOLD if threshold is None else threshold
 
     def dumps(self, obj):
         """Return an object as bytes."""

@@ -10,9 +10,9 @@ class Rc:
     """The settings that `MPI` reads when it is imported. A call with keywords changes several at once."""
 
     initialize: bool = True  # join the world on import, not in MPI.Init()
-    threads: bool = True
-    thread_level: str = "multiple"
-    finalize: bool | None = None
+    threads: bool = True  # False: as the level "single"
+    thread_level: str = "multiple"  # below: threads take no turns
+    finalize: bool | None = None  # leave the world at exit; None: if `initialize` is true
     fast_reduce: bool = True
     recv_mprobe: bool = True
     irecv_bufsz: int = 32768  # the most bytes of an object that `irecv` can receive
@@ -50,6 +50,15 @@ def _value(text: str, default: Any) -> Any:
     truth = {"1": True, "true": True, "yes": True, "on": True, "y": True}
     truth |= {"0": False, "false": False, "no": False, "off": False, "n": False}
     return int(text) if type(default) is int else truth.get(text.lower(), default)
+
+
+def integer_of_variable(name: str, default: int) -> int:
+    """Return the integer in an environment variable, by which a program sets a default."""
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; it must be an integer") from None
 
 
 rc = from_environment()

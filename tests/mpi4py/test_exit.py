@@ -68,3 +68,109 @@ def test_an_unknown_policy_is_refused(tmp_path):
     done = run_code(tmp_path, code, "--mpi4py", "--no-prefix", nprocs=1)
     assert done.returncode != 0
     assert "mpi4py.rc.errors is 'none'; it is one of exception, abort, fatal, default" in done.stderr
+
+
+LEVEL = """
+from mpi4py import MPI
+names = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+print([name for name in names if getattr(MPI, f"THREAD_{name}") == MPI.Query_thread()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [
+        ({}, "MULTIPLE"),
+        ({"MPI4PY_RC_THREAD_LEVEL": "funneled"}, "FUNNELED"),
+        ({"MPI4PY_RC_THREAD_LEVEL": "serialized", "MPI4PY_RC_THREADS": "0"}, "SINGLE"),
+    ],
+)
+def test_settings_give_the_support_for_threads(tmp_path, settings, level):
+    done = run_code(tmp_path, LEVEL, "--no-prefix", "--mpi4py", nprocs=1, **settings)
+    assert done.stdout.splitlines() == [f"['{level}']"], done.stderr
+
+
+def test_another_support_for_threads_is_refused(tmp_path):
+    done = run_code(tmp_path, LEVEL, "--no-prefix", "--mpi4py", nprocs=1, MPI4PY_RC_THREAD_LEVEL="some")
+    assert done.returncode == 1
+    assert "mpi4py.rc.thread_level is 'some'; it is one of single, funneled, serialized" in done.stderr
+
+
+# A thread that does not call MPI changes how a receive waits, unless the program says that one thread calls.
+IDLE_THREAD = """
+import threading
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+from shmring.mpi4py.turns import Turns
+
+turns = []
+wait_for, repeat = Turns.wait_for, Turns.repeat
+Turns.wait_for = lambda self, work: turns.append(1) or wait_for(self, work)
+Turns.repeat = lambda self, *arguments: turns.append(1) or repeat(self, *arguments)
+assert MPI.Init_thread(getattr(MPI, f"THREAD_{sys.argv[1]}")) == MPI.Query_thread()
+event = threading.Event()
+threading.Thread(target=event.wait).start()
+MPI.COMM_WORLD.send(5, 0)
+assert MPI.COMM_WORLD.recv() == 5
+event.set()
+print(len(turns))
+MPI.Finalize()
+"""
+
+
+@pytest.mark.parametrize(("level", "count"), [("MULTIPLE", 3), ("SERIALIZED", 0), ("FUNNELED", 0)])
+def test_threads_take_turns_only_if_several_call(tmp_path, level, count):
+    done = run_code(tmp_path, IDLE_THREAD, "--no-prefix", "--mpi4py", nprocs=1, arguments=[level])
+    assert done.stdout.splitlines() == [str(count)], done.stderr
+
+
+FINALIZED = """
+import atexit
+from mpi4py import rc
+rc({settings})
+atexit.register(lambda: print(MPI.Is_finalized()))  # runs after the functions that are registered later
+from mpi4py import MPI
+if not MPI.Is_initialized():
+    MPI.Init()
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_finalized"),
+    [
+        ("", True),
+        ("finalize=False", False),
+        ("initialize=False", False),
+        ("initialize=False, finalize=True", True),
+    ],
+)
+def test_settings_say_whether_the_end_finalizes(tmp_path, settings, is_finalized):
+    code = FINALIZED.format(settings=settings)
+    done = run_code(tmp_path, code, "--no-prefix", "--mpi4py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(is_finalized)] * 2, done.stderr
+
+
+def test_variables_give_the_protocol_and_the_threshold_of_pickles(tmp_path):
+    code = """
+    import pickletools
+    from mpi4py import MPI
+
+    def protocol(data):
+        return next(argument for opcode, argument, _ in pickletools.genops(data) if opcode.name == "PROTO")
+
+    assert MPI.pickle.PROTOCOL == MPI.Pickle().PROTOCOL == protocol(MPI.pickle.dumps([1])) == 3
+    assert MPI.Pickle(protocol=4).PROTOCOL == 4
+    MPI.pickle.PROTOCOL = MPI.pickle.THRESHOLD = None
+    assert (MPI.pickle.PROTOCOL, MPI.pickle.THRESHOLD) == (3, 1000)
+    small, large = bytearray(999), bytearray(1000)
+    import pickle
+    data, left_out = MPI.pickle.dumps_oob([pickle.PickleBuffer(small), pickle.PickleBuffer(large)])
+    assert [len(part) for part in left_out] == [1000]
+    """
+    variables = {"MPI4PY_PICKLE_PROTOCOL": "3", "MPI4PY_PICKLE_THRESHOLD": "1000"}
+    done = run_code(tmp_path, code, "--no-prefix", "--mpi4py", nprocs=1, **variables)
+    assert done.returncode == 0, done.stderr
+    done = run_code(tmp_path, code, "--mpi4py", nprocs=1, MPI4PY_PICKLE_PROTOCOL="new")
+    assert "MPI4PY_PICKLE_PROTOCOL is 'new'; it must be an integer" in done.stderr

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,27 @@ def test_the_long_description_has_no_link_into_the_checkout(tmp_path):
     text = metadata.get_payload()
     assert "all_reduce" in text
     assert re.findall(r"\]\((?!https?://|mailto:|#)", text) == []
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the checkout")
+def test_an_editable_installation_reads_the_variable_for_mpi4py(tmp_path):
+    """As an ordinary one does, it has the .pth file that Python reads when it starts."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "shmring_mpi4py.pth"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "shmring").mkdir()
+    shutil.copy(PACKAGE / "__init__.py", tmp_path / "shmring")
+    for source in ("kernels/kernels.c", "channel.c", "conn.c"):  # nothing to compile
+        (tmp_path / "src" / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / source).touch()
+    code = "import setuptools.build_meta as backend; backend.build_editable('wheels')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    found = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("shmring_mpi4py.pth")]
+    assert len(found) == 1
+    assert found[0].endswith("site-packages/shmring_mpi4py.pth")
 
 
 def test_readme_has_the_two_commands_that_the_gate_runs():
