@@ -9,6 +9,7 @@ tests that do not run, each with its reason.
 """
 
 import argparse
+import fnmatch
 import json
 import os
 import re
@@ -28,6 +29,13 @@ EXCLUDED = HERE / "excluded.txt"
 RANK_PROGRAM = HERE / "upstream_rank.py"
 LAUNCHER = f"{shlex.quote(sys.executable)} -m shmring.run --mpi4py --no-prefix -n {{size}}"
 PASSED, SKIPPED, FAILED, HUNG, NOT_RUN = "passed", "skipped", "failed", "hung", "not run"
+# The tests of what fewer programs need. All others are of tier 1: communicators, groups, grids, collectives,
+# messages, requests, operations, errors, threads, pkl5.
+_FILES_OF_TIER_2 = (
+    "attributes cco_ngh_buf cco_ngh_obj cco_pr_buf cco_pr_ngh_buf cco_pr_vec datatype errhandler grequest "
+    "handle info pack rma rma_nb subclass ulfm util_dtlib util_sync win"
+)
+TIER_2 = [f"test_{file}.*" for file in _FILES_OF_TIER_2.split()] + ["test_comm_topo.*raph*"]
 _WORST = [PASSED, SKIPPED, NOT_RUN, HUNG, FAILED]
 _STALL_S = 30.0  # without a finished test; the slowest takes 4 s on a busy machine
 _MOST_JOBS = 40  # for one file
@@ -203,7 +211,10 @@ def main():
             begin_s = time.monotonic()
             excluded = [] if options.all else None
             tables[size] = run(tests, size, options.include, options.launcher, excluded, report)
-            report(f"{size} ranks: {time.monotonic() - begin_s:.0f} s, {summary(tables[size])}")
+            report(f"{size} ranks: {time.monotonic() - begin_s:.0f} s")
+            for tier in (1, 2):
+                part = {test: found for test, found in tables[size].items() if tier_of(test) == tier}
+                report(f"  tier {tier}: {summary(part)}")
             for test, (outcome, text) in tables[size].items():
                 if outcome not in (PASSED, SKIPPED):
                     last = text.strip().splitlines()[-1:] or [""]
@@ -211,6 +222,11 @@ def main():
     if options.json is not None:
         options.json.write_text(json.dumps(tables, indent=1))
     sys.exit(any(bad(table) for table in tables.values()))
+
+
+def tier_of(test):
+    """Return 1, or 2 for a test of what fewer programs need."""
+    return 2 if any(fnmatch.fnmatchcase(test, pattern) for pattern in TIER_2) else 1
 
 
 def report(text):
