@@ -328,9 +328,13 @@ cdef class Comm(Messages):
         which ranks[0] passes to it, on all of these ranks; it is called once, if the communicator has several hosts.
         """
         self.engine.check_open()
-        parts = groups.form_of_callers(self.own_rank, self.engine, self.internode, ranks, secret, share, self.settings,
-                                       self.engine.timeout_s)
-        return self.group_of(parts, ranks)
+        try:
+            parts = groups.form_of_callers(self.own_rank, self.engine, self.internode, ranks, secret, share,
+                                           self.settings, self.engine.timeout_s)
+            return self.group_of(parts, ranks)
+        except BaseException as error:   # the others wait until this rank comes, or until this communicator ends
+            self.engine.end_by(error, False, True, b"making a group of some ranks")
+            raise
 
     # Return the communicator of a group that has started. ranks: its ranks' numbers in this communicator.
     cdef object group_of(self, parts, ranks):

@@ -132,7 +132,7 @@ def form_across(
                     is_invited=True,
                 )
 
-            with _a_death_is_the_parents(engine.poll):
+            with _as_the_parents(RankFailed, engine.poll):
                 parts = join_and_begin(
                     join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
                 )
@@ -158,37 +158,53 @@ def form_of_callers(
     rank: this rank's number in the parent. secret: the same bytes on all ranks of the group, for this group
     only. share: returns the value that ranks[0] passes, on each rank of the group.
     """
-    deadline = Deadline(timeout_s)
-    world_id, key, address, listener = hashlib.sha256(b"group" + secret).hexdigest(), secret, None, None
-    if internode is not None and len(ranks) > 1:
-        key = hashlib.sha256(internode.key + secret).digest()  # the secret may have travelled between hosts
-        listener, address = _meeting_point(internode, settings, ranks, rank == ranks[0], share)
-    with listener or contextlib.nullcontext():
-        world = World(world_id, key, len(ranks), address)
+    deadline, check = Deadline(timeout_s), _check_of(engine)
+    key, address, listener, parts = secret, None, None, None
+    # The rank at which a meeting fails ends the parent. If none does, the first rank of the group does.
+    within_s = _ABORT_S if rank == ranks[0] else 2 * _ABORT_S
+    try:
+        with _as_the_parents(Error, check, within_s):
+            if internode is not None and len(ranks) > 1:
+                key = hashlib.sha256(internode.key + secret).digest()  # the secret may have travelled
+                listener, address = _meeting_point(internode, settings, ranks, rank == ranks[0], share)
+            world = World(hashlib.sha256(b"group" + secret).hexdigest(), key, len(ranks), address)
 
-        def check() -> None:
-            try:
-                engine.poll()
-            except Error:
-                raise
-            except RuntimeError:
-                pass  # another thread is inside a call of the parent, which notices the end of a rank itself
+            def join_group() -> Joined:
+                return join(
+                    world,
+                    ranks.index(rank),
+                    timeout_s=deadline.timeout_s(),
+                    node=settings.node,
+                    check=check,
+                    listener=listener,
+                    is_invited=address is not None,
+                )
 
-        def join_group() -> Joined:
-            return join(
-                world,
-                ranks.index(rank),
-                timeout_s=deadline.timeout_s(),
-                node=settings.node,
-                check=check,
-                listener=listener,
-                is_invited=address is not None,
+            parts = join_and_begin(
+                join_group, settings, engine.timeout_s, key=key, deadline=deadline, parent=engine
             )
+            return parts
+    except BaseException:
+        if parts is not None:
+            parts.abandon()
+        raise
+    finally:
+        if listener is not None:
+            listener.close()
 
-        with _a_death_is_the_parents(check):
-            return join_and_begin(
-                join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
-            )
+
+def _check_of(engine: Engine) -> Check:
+    """Return a function that raises if a rank of the engine has ended, also beside calls of other threads."""
+
+    def check() -> None:
+        try:
+            engine.poll()
+        except Error:
+            raise
+        except RuntimeError:
+            pass  # another thread is inside a call, which notices the end of a rank itself
+
+    return check
 
 
 def _meeting_point(
@@ -216,20 +232,20 @@ def _meeting_point(
 
 
 @contextlib.contextmanager
-def _a_death_is_the_parents(check: Check) -> Iterator[None]:
-    """Raise a death as the parent's error, so that all its ranks learn of it.
+def _as_the_parents(kind: type[Error], check: Check, within_s: float = _ABORT_S) -> Iterator[None]:
+    """Raise an error of this kind as the parent's error, so that all its ranks learn of it.
 
-    The parent's connections may show the death a moment later than the group's.
+    The parent's connections may show it a moment later than the group's.
     """
     try:
         yield
-    except RankFailed:
-        deadline = Deadline(_ABORT_S)
+    except kind:
+        deadline = Deadline(within_s)
         while not deadline.is_over():
             try:
                 check()
             except Error as error:
-                raise error from None  # without context: it is the same death
+                raise error from None  # without context: it is the same failure
             time.sleep(0.005)
         raise
 

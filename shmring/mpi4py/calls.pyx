@@ -85,6 +85,14 @@ cdef class Context:
         """True if the communicator of shmring was made."""
         return self.engine is not None
 
+    def open_group(self, Context made, ranks, secret, share, dict children, what, number):
+        """Open the communicator of a group, whose ranks alone call this, and note its number.
+
+        No exception can come between: another rank would count the group.
+        """
+        made.engine = self.opened()._group_of_callers(ranks, secret, share)
+        children[what] = number
+
     def sends(self):
         """Return the transfers of messages that this rank sends."""
         cdef Transfer transfer

@@ -91,14 +91,14 @@ class Communicator(Context):
         finally:
             os._exit(code or 1)
 
-    def child_secret(self, *what: Any) -> bytes:
-        """Return the same new secret on all processes that make the same child, without communication."""
-        number = self.children[what] = self.children.get(what, 0) + 1
-        return hashlib.sha256(self.secret + repr((what, number)).encode()).digest()
+    def next_child(self, *what: Any) -> tuple[bytes, int]:
+        """Return the secret of the next child of this kind, the same on all its processes, and its number."""
+        number = self.children.setdefault(what, 0) + 1
+        return hashlib.sha256(self.secret + repr((what, number)).encode()).digest(), number
 
     def child(self, engine: Any, *what: Any) -> Communicator | None:
         """Return the communicator of a child that shmring made; None if this process is not in it."""
-        secret = self.child_secret(*what)
+        secret, self.children[what] = self.next_child(*what)
         if engine is None:
             return None
         ranks = engine.parent_ranks or range(self.size)
@@ -114,18 +114,20 @@ class Communicator(Context):
         unknown = [process for process in members if process not in self.processes]
         if unknown:
             raise self.failure(errors.ERR_GROUP, f"processes {unknown} are not in the communicator")
-        secret = self.child_secret("group", members, tag)
+        what = ("group", members, tag)
+        secret, number = self.next_child(*what)
         ranks = tuple(self.processes.index(process) for process in members)
-        number = _FIRST_GROUP_TAG + int.from_bytes(secret[:4], "big") % (2**31 - _FIRST_GROUP_TAG)
+        tag_of_share = _FIRST_GROUP_TAG + int.from_bytes(secret[:4], "big") % (2**31 - _FIRST_GROUP_TAG)
 
         def share(value: Any) -> Any:
-            return self._share(value, ranks, number)
+            return self._share(value, ranks, tag_of_share)
 
+        made = Communicator(members.index(self.process), members, secret)
         try:
-            engine = self.comm._group_of_callers(ranks, secret, share)
+            self.open_group(made, ranks, secret, share, self.children, what, number)
         except Error as error:
             raise self.failure(None, error) from error
-        return Communicator(engine.rank, members, secret, engine)
+        return made
 
     def _share(self, value: Any, ranks: tuple[int, ...], tag: int) -> Any:
         """Return the first rank's value on all of these ranks."""
