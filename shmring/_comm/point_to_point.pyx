@@ -155,7 +155,7 @@ cdef void describe_bytes(Message *message, bint is_send, const void *data, size_
     message.peer = peer
     message.tag = tag
     message.kind = SR_U8
-    message.data = <unsigned char *> data
+    message.data = <unsigned char *> (message if data == NULL else data)   # no bytes have no address, but are copied
     message.nbytes = nbytes
 
 

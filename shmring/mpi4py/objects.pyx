@@ -153,18 +153,24 @@ cdef class Frames:
         plan.run()
         return <Frame *> cnp.PyArray_DATA(self.own)
 
-    # Gather the frames of all ranks. Return copies of the objects in them; None if a frame does not hold all of its
-    # object. An object that is unpickled may make a call, which overwrites the frames.
-    cdef list all_gather(self, Engine engine):
+    # Gather the frames of all ranks. Return True if each holds all of its object.
+    cdef bint all_gather(self, Engine engine) except -1:
         cdef Frame *frame = <Frame *> cnp.PyArray_DATA(self.every)
-        cdef list found = []
         cdef int rank
         if self.gather is None:
             self.gather = plan_of(engine, ALL_GATHER, self.own, None, None, self.every)
         self.gather.run()
         for rank in range(self.size):
             if frame[rank].nbytes > MOST_NBYTES:
-                return None
+                return False
+        return True
+
+    # Return copies of the objects in all frames: an object that is unpickled may make a call, which overwrites them.
+    cdef list objects(self):
+        cdef Frame *frame = <Frame *> cnp.PyArray_DATA(self.every)
+        cdef list found = []
+        cdef int rank
+        for rank in range(self.size):
             found.append(bytes_in(&frame[rank]))
         return found
 
@@ -206,15 +212,17 @@ cdef class ObjectCaller(Caller):
             raise context.failure(None, error) from error
         if status is not None:
             status.set(envelope.source, envelope.tag, envelope.nbytes)
-        return pickler.loaded(data) if envelope.nbytes > 0 else None
+        return loaded(context, data, True) if envelope.nbytes > 0 else None
 
     def bcast(self, obj=None, root=0):
         """Return the root's object on all ranks."""
         cdef Context context = context_of(self)
         cdef int number = context.root_of(root)
         if is_only_thread(context):
-            return broadcast(context, obj, number)
-        return self._run_alone(OBJECTS, broadcast, context, obj, number)
+            data = broadcast(context, obj, number)
+        else:
+            data = self._run_alone(OBJECTS, broadcast, context, obj, number)
+        return obj if number == context.rank else loaded(context, data, False)
 
     def allgather(self, sendobj):
         """Return the objects of all ranks."""
@@ -226,8 +234,25 @@ cdef class ObjectCaller(Caller):
         else:
             objects = self._run_alone(OBJECTS, all_gather, context, sendobj)
         for rank in range(len(objects)):
-            objects[rank] = pickler.loaded(objects[rank])
+            objects[rank] = loaded(context, objects[rank], False)
         return objects
+
+
+# Return the object in data that were received. beside: see `end_after`.
+cdef object loaded(Context context, object data, bint beside):
+    try:
+        return pickler.loaded(data)
+    except BaseException as error:
+        end_after(context, error, beside)
+        raise
+
+
+# End the communicator, unless an object could not be unpickled: a call has moved this rank's data, so it cannot be
+# repeated; and other ranks may make its second step. beside: this thread may not be that of the collectives.
+cdef int end_after(Context context, object error, bint beside) except -1:
+    if not isinstance(error, Exception) or isinstance(error, MemoryError):
+        context.engine.engine.end_by(error, False, beside)
+    return 0
 
 
 cdef Frames frames_of(Context context):
@@ -245,10 +270,10 @@ cdef bytes dumped_for(Context context, int kind, object obj):
         raise
 
 
-cpdef object broadcast(Context context, object obj, int root):
-    """Return the root's object."""
-    cdef bint is_root = context.rank == root
+cpdef bytes broadcast(Context context, object obj, int root):
+    """Return the root's pickled object."""
     cdef Frames frames = frames_of(context)
+    cdef bint is_root = context.rank == root
     cdef bytes data = None
     cdef Frame *frame
     if is_root:
@@ -256,13 +281,17 @@ cpdef object broadcast(Context context, object obj, int root):
         frames.put(data)
     try:
         frame = frames.broadcast(context.opened(), root)
-        if frame.nbytes > MOST_NBYTES:
-            data = context.opened().run_steps(broadcast_rest, context, data, frame.nbytes, root, begun=True)
-        elif not is_root:
-            data = bytes_in(frame)
     except Error as error:
         raise context.failure(None, error) from error
-    return obj if is_root else pickler.loaded(data)
+    try:
+        if frame.nbytes > MOST_NBYTES:
+            return broadcast_rest(context, data, frame.nbytes, root)
+        return data if is_root else bytes_in(frame)
+    except Error as error:
+        raise context.failure(None, error) from error
+    except BaseException as error:
+        end_after(context, error, False)
+        raise
 
 
 def broadcast_rest(Context context, bytes data, Py_ssize_t nbytes, root):
@@ -278,13 +307,21 @@ cpdef list all_gather(Context context, object obj):
     """Return the pickled objects of all ranks."""
     cdef Frames frames = frames_of(context)
     cdef bytes data = dumped_for(context, ALL_GATHER, obj)
-    cdef list found
+    cdef bint is_whole
     frames.put(data)
     try:
-        found = frames.all_gather(context.opened())
-        if found is None:
-            found = context.opened().run_steps(
-                context.opened().all_gather_v, bytes_at(PyBytes_AS_STRING(data), len(data), data, True), begun=True)
-        return found
+        is_whole = frames.all_gather(context.opened())
     except Error as error:
         raise context.failure(None, error) from error
+    try:
+        return frames.objects() if is_whole else all_gather_rest(context, data)
+    except Error as error:
+        raise context.failure(None, error) from error
+    except BaseException as error:
+        end_after(context, error, False)
+        raise
+
+
+def all_gather_rest(Context context, bytes data):
+    """Return the data of all ranks."""
+    return context.opened().all_gather_v(bytes_at(PyBytes_AS_STRING(data), len(data), data, True))

@@ -138,6 +138,7 @@ FEW = (  # of each kind, and over hosts: for a plain run
     (OTHER_RANK, "system", ("empty", "dup"), 5),
     (OTHER_RANK, "point", ("close", "shrink"), 401),
     (ACROSS, "point", ("broadcast_object", "split"), 301),
+    (OTHER_RANK, "memory", ("mpi_broadcast_long", "mpi_all_gather_long"), 5),
 )
 BOUNDED = (
     (ONE_HOST, "point", ("all_gather_object", "fence"), 1),
@@ -145,6 +146,8 @@ BOUNDED = (
     (ONE_HOST, "signal", ("all_reduce_late", "all_reduce_behind", "work_wait", "message_large"), 1),
     (ONE_HOST, "memory", ("broadcast_object", "all_gather_object"), 7),
     (ONE_HOST, "memory", ("message_object", "empty", "all_reduce_many", "group"), 37),
+    (OTHER_RANK, "memory", ("mpi_broadcast", "mpi_message", "mpi_message_object"), 3),
+    (ACROSS, "point", ("mpi_create_group",), 401),
     (ONE_HOST, "system", ("empty", "dup"), 2),
     (OTHER_RANK, "point", ("broadcast_object", "scatter_object", "message_object"), 1),
     (OTHER_RANK, "point", ("full", "group", "release", "close"), 41),

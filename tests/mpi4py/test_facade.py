@@ -213,16 +213,17 @@ def interrupted(*arguments):
     raise KeyboardInterrupt
 
 if comm.rank == 1:
-    objects.broadcast_rest = interrupted
+    objects.{step} = interrupted
 try:
-    comm.bcast("long " * 100)
+    comm.{call}("long " * 100)
 except (MPI.Exception, KeyboardInterrupt) as error:
     print(comm.rank, type(error).__name__, type(error.__cause__).__name__)
 """
 
 
-def test_an_exception_between_the_steps_of_a_broadcast_keeps_no_other_waiting(tmp_path):
-    done = run_code(tmp_path, INTERRUPTED, "--no-prefix")
+@pytest.mark.parametrize(("call", "step"), [("bcast", "broadcast_rest"), ("allgather", "all_gather_rest")])
+def test_an_exception_between_two_steps_keeps_no_other_waiting(tmp_path, call, step):
+    done = run_code(tmp_path, INTERRUPTED.format(call=call, step=step), "--no-prefix")
     assert sorted(done.stdout.splitlines()) == [
         "0 Exception Aborted",
         "1 KeyboardInterrupt NoneType",

@@ -496,6 +496,88 @@ def message_object(place):
         yield nothing
 
 
+# ---- the stand-in for mpi4py -------------------------------------------------------------------------------
+
+
+def _mpi(comm):
+    """A communicator of MPI on this one, and a function that makes a call of it with shmring's errors."""
+    from shmring.mpi4py import rc
+
+    rc.initialize = False
+    from shmring import MPI
+    from shmring.mpi4py.comm import Communicator
+    from shmring.mpi4py.messages import handle
+
+    def call_of(method, *arguments, **keywords):
+        def run():
+            try:
+                return method(*arguments, **keywords)
+            except MPI.Exception as error:
+                raise error.__cause__ from None
+
+        return run
+
+    secret = comm.broadcast_object(os.urandom(16))
+    return handle(MPI.Intracomm, Communicator(comm.rank, tuple(range(comm.size)), secret, comm)), call_of
+
+
+@case
+def mpi_broadcast(place):
+    mpi, call_of = _mpi(place.comm)
+    found = yield call_of(mpi.bcast, "short" if mpi.rank == 0 else None)
+    assert found == "short", found
+
+
+@case
+def mpi_broadcast_long(place):
+    mpi, call_of = _mpi(place.comm)
+    found = yield call_of(mpi.bcast, "long" * 100 if mpi.rank == 0 else None)
+    assert found == "long" * 100, found
+
+
+@case
+def mpi_all_gather_long(place):
+    mpi, call_of = _mpi(place.comm)
+    found = yield call_of(mpi.allgather, str(mpi.rank) * (1 if mpi.rank == 0 else 100))
+    assert found == ["0", *(str(rank) * 100 for rank in range(1, mpi.size))], found
+
+
+@case(ends_in_python=True)
+def mpi_create_group(place):
+    mpi, call_of = _mpi(place.comm)
+    members = mpi.Get_group().Incl([1, 0])
+    group = yield call_of(mpi.Create_group if mpi.rank < 2 else nothing, *[members] * (mpi.rank < 2))
+    if group is not None:
+        assert group.rank == 1 - mpi.rank
+        _check_group(group._ref.comm, 2)
+        group.Free()
+
+
+@case
+def mpi_message(place):
+    mpi, call_of = _mpi(place.comm)
+    x = numbers(LARGE, mpi.rank)
+    if mpi.rank == 0:
+        yield call_of(mpi.Send, x, 1, 3)
+    elif mpi.rank == 1:
+        yield call_of(mpi.Recv, x, 0, 3)
+        same(x, numbers(LARGE, 0))
+    else:
+        yield nothing
+
+
+@case
+def mpi_message_object(place):
+    mpi, call_of = _mpi(place.comm)
+    if mpi.rank == 0:
+        yield call_of(mpi.send, _thing(7), 1, 3)
+    elif mpi.rank == 1:
+        found = yield call_of(mpi.recv, source=0, tag=3)
+        _check_thing(found, 7)
+    else:
+        yield nothing
+
+
 # ---- groups ------------------------------------------------------------------------------------------------
 
 
