@@ -23,7 +23,7 @@ SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbyt
         SR_OF_ISA(sr_stream)(dst, src, nbytes);
         sr_store_fence();
     } else {
-        SR_ORDINARY(sr_copy_ordinary)(dst, src, nbytes);
+        SR_OTHER(sr_copy_ordinary)(dst, src, nbytes);
     }
 }
 

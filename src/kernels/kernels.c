@@ -265,10 +265,9 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 /* GCC 12 fuses the alternating differences and sums of a complex product even with -ffp-contract=off. AVX2 without FMA
  * has no instruction for that. */
 #define SR_UNFUSED(function) function##_avx2
-/* Copies, and folds of two sources, with ordinary stores: on Zen 4, half lines are up to 12 % faster from L3 and memory
- * than whole lines, and equally fast from L1 and L2 (bench/engine/bench_kernels.py --isa avx512,avx2). */
-#define SR_ORDINARY(function) function##_avx2
-#define SR_REMAINDER(function) function##_avx2
+/* On Zen 4, half lines are up to 12 % faster from L3 and memory than whole lines, and equally fast from L1 and L2
+ * (bench/engine/bench_kernels.py --isa avx512,avx2). */
+#define SR_OTHER(function) function##_avx2
 #include "loop.h"
 
 /* Return whether the CPU has the instructions (CPUID) and the operating system saves their registers (XCR0). */

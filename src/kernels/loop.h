@@ -2,32 +2,36 @@
  * SR_ISA (the suffix of the names), SR_TARGET (a function attribute), SR_VECTOR_NBYTES, SR_PUT and SR_STREAM (block
  * stores), and SR_SHAPES: 1 if the most frequent numbers of sources and destinations have loops of their own.
  *
- * A block is one vector register of output. A run proceeds block by block: load, widen and fold the items of all
- * sources, narrow them, and write the block to every destination by an ordinary or a streaming store. Nothing goes
- * through memory in between. A loop over a block has constant length, and compilers make one vector instruction of it.
+ * A block is a cache line of output; for widened items, and without shapes, it is one vector register. A run proceeds
+ * block by block: load, widen and fold the items of all sources, narrow them, and write the block to every destination
+ * by ordinary or streaming stores. Nothing goes through memory in between. A loop over a block has constant length, and
+ * compilers make a few vector instructions of it.
  * bench/engine/bench_kernels.py measures the result. */
 
 #define SR_JOIN_(stem, isa) stem##_##isa
 #define SR_JOIN(stem, isa) SR_JOIN_(stem, isa)
 #define SR_OF_ISA(stem) SR_JOIN(stem, SR_ISA)
-#ifndef SR_ORDINARY
-#define SR_ORDINARY SR_OF_ISA
-#define SR_REMAINDER SR_OF_ISA
+#ifndef SR_OTHER
+#define SR_OTHER SR_OF_ISA
 #endif
 #ifdef __OPTIMIZE__
 #define SR_INLINE SR_TARGET static inline __attribute__((always_inline))
 #else
 #define SR_INLINE SR_TARGET static inline /* debug and sanitizer builds would take minutes */
 #endif
-#define SR_RUN SR_TARGET static __attribute__((noinline, unused)) /* unused: see SR_REMAINDER */
+#define SR_RUN SR_TARGET static __attribute__((noinline, unused)) /* unused: see SR_OTHER */
 
 SR_INLINE void SR_OF_ISA(sr_put)(char *dst, const char *block, size_t nbytes, int streaming) {
-    if (nbytes != SR_VECTOR_NBYTES)
+    if (nbytes % SR_VECTOR_NBYTES != 0) {
         memcpy(dst, block, nbytes);
-    else if (streaming)
-        SR_STREAM(dst, block);
-    else
-        SR_PUT(dst, block);
+        return;
+    }
+    for (size_t at = 0; at < nbytes; at += SR_VECTOR_NBYTES) {
+        if (streaming)
+            SR_STREAM(dst + at, block + at);
+        else
+            SR_PUT(dst + at, block + at);
+    }
 }
 
 /* A line that is streamed in parts costs several times as much as a whole one, so the edges are written by memcpy. */
@@ -39,12 +43,16 @@ SR_TARGET static void SR_OF_ISA(sr_stream)(char *dst, const char *src, size_t nb
     memcpy(dst + end, src + end, nbytes - end);
 }
 
-/* Fold count items from item i on, at most one register of output. `known`: w.nsrc is a compile-time constant from 2 to
+SR_INLINE size_t SR_OF_ISA(sr_block_nbytes)(const struct sr_item item) {
+    return SR_SHAPES && item.acc_nbytes <= item.nbytes ? SR_LINE_NBYTES : SR_VECTOR_NBYTES;
+}
+
+/* Fold count items from item i on, at most one block. `known`: w.nsrc is a compile-time constant from 2 to
  * SR_FUSED_SOURCES, and w.from is NULL. */
 SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct sr_item item, size_t i,
                                    size_t count, int known) {
     char acc[SR_VECTOR_NBYTES * 4] __attribute__((aligned(64)));
-    char block[SR_VECTOR_NBYTES] __attribute__((aligned(64)));
+    char block[SR_LINE_NBYTES] __attribute__((aligned(64)));
     const size_t at = w.src_offset + i * item.nbytes;
     if (known) {
         item.load_two(acc, w.src[0] + at, w.src[1] + at, count, w.parameter);
@@ -75,19 +83,19 @@ SR_INLINE void SR_OF_ISA(sr_block)(const struct sr_work w, const struct sr_item 
         SR_OF_ISA(sr_put)(w.dst[d] + w.dst_offset + i * item.nbytes, result, count * item.nbytes, stream & 1);
 }
 
-/* Fold all whole blocks, and return the number of items that are done. `by_lines`: as many blocks at a time as make a
- * line. */
+/* Fold all whole blocks, and return the number of items that are done. `by_registers`: each block is folded register by
+ * register. */
 SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_item item, int known,
-                                      int by_lines) {
-    const size_t step = SR_VECTOR_NBYTES / item.nbytes, line = SR_LINE_NBYTES / item.nbytes;
+                                      int by_registers) {
+    const size_t step = SR_OF_ISA(sr_block_nbytes)(item) / item.nbytes;
+    const size_t part = by_registers ? SR_VECTOR_NBYTES / item.nbytes : step;
     size_t i = 0;
-    for (; by_lines && line > step && i + line <= w.count; i += line) {
-        SR_OF_ISA(sr_block)(w, item, i, step, known);
-        SR_OF_ISA(sr_block)(w, item, i + step, step, known);
-        if (line > 2 * step) SR_OF_ISA(sr_block)(w, item, i + 2 * step, step, known);
-        if (line > 2 * step) SR_OF_ISA(sr_block)(w, item, i + 3 * step, step, known);
+    SR_ROLLED for (; i + step <= w.count; i += step) {
+        SR_OF_ISA(sr_block)(w, item, i, part, known);
+        if (step > part) SR_OF_ISA(sr_block)(w, item, i + part, part, known);
+        if (step > 2 * part) SR_OF_ISA(sr_block)(w, item, i + 2 * part, part, known);
+        if (step > 2 * part) SR_OF_ISA(sr_block)(w, item, i + 3 * part, part, known);
     }
-    SR_ROLLED for (; i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, known);
     return i;
 }
 
@@ -96,7 +104,7 @@ SR_INLINE size_t SR_OF_ISA(sr_blocks)(const struct sr_work w, const struct sr_it
  * this one. Halves would be much code for little gain for widened items, which go by eights and ones, and without
  * shapes, where all go by ones. */
 SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_item item, size_t i) {
-    const size_t step = SR_VECTOR_NBYTES / item.nbytes;
+    const size_t step = SR_OF_ISA(sr_block_nbytes)(item) / item.nbytes;
     SR_ROLLED for (; SR_SHAPES && i + step <= w.count; i += step) SR_OF_ISA(sr_block)(w, item, i, step, 0);
     if (!SR_SHAPES || item.acc_nbytes > item.nbytes) {
         for (; SR_SHAPES && step > 8 && i + 8 <= w.count; i += 8) SR_OF_ISA(sr_block)(w, item, i, 8, 0);
@@ -114,38 +122,39 @@ SR_INLINE void SR_OF_ISA(sr_remainder)(const struct sr_work w, const struct sr_i
 
 /* Fold whole blocks of one shape. The shape is passed as compile-time constants, so the loop does not test it. */
 SR_INLINE size_t SR_OF_ISA(sr_shape)(struct sr_work w, const struct sr_item item, int nsrc, int ndst,
-                                     uint32_t stream, int by_lines) {
+                                     uint32_t stream, int by_registers) {
     w.nsrc = nsrc, w.ndst = ndst, w.stream = stream, w.from = NULL;
-    return SR_OF_ISA(sr_blocks)(w, item, 1, by_lines);
+    return SR_OF_ISA(sr_blocks)(w, item, 1, by_registers);
 }
 
-/* The most frequent shapes: two sources, one or two destinations. For widened items one loop serves all of them, since
- * the arithmetic hides the tests. */
-SR_INLINE size_t SR_OF_ISA(sr_two_sources)(const struct sr_work w, const struct sr_item item) {
+/* The most frequent shapes: two sources, and one or two destinations by ordinary stores. One destination is faster
+ * register by register, and two destinations line by line (bench/regress.py, private and zero-copy, 64 KiB). */
+SR_INLINE size_t SR_OF_ISA(sr_pair)(const struct sr_work w, const struct sr_item item) {
     const char *const src[2] = {w.src[0], w.src[1]};
     char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
     struct sr_work two = w;
     two.src = src, two.dst = dst, two.to = NULL;
-    if (item.acc_nbytes > item.nbytes) return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
-    if (w.ndst == 1 && w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
-    if (w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 1, 0);
-    if (w.stream == 0) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 1);
-    if (w.stream == 3) return SR_OF_ISA(sr_shape)(two, item, 2, 2, 3, 0);
-    return SR_OF_ISA(sr_shape)(two, item, 2, 2, w.stream, 0);
+    if (w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
+    return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 0);
 }
 
-/* Fold any number of sources, three to five of them in registers. Accumulators that are items are one source more. */
-SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct sr_item item) {
-    const int nall = w.nsrc + (w.from != NULL);
-    if (!SR_SHAPES || item.is_loaded || nall < 3 || nall > SR_FUSED_SOURCES)
-        return SR_OF_ISA(sr_blocks)(w, item, 0, 0);
+/* Two sources, and any destinations. */
+SR_INLINE size_t SR_OF_ISA(sr_two)(const struct sr_work w, const struct sr_item item) {
+    const char *const src[2] = {w.src[0], w.src[1]};
+    struct sr_work two = w;
+    two.src = src;
+    return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
+}
+
+/* Up to SR_FUSED_SOURCES sources. Accumulators, which must be items here, are one source more. */
+SR_INLINE size_t SR_OF_ISA(sr_few)(const struct sr_work w, const struct sr_item item) {
     const char *src[SR_FUSED_SOURCES] = {NULL};
     int nsrc = 0;
     if (w.from != NULL) src[nsrc++] = w.from;
     for (int s = 0; s < w.nsrc; s++) src[nsrc++] = w.src[s] + w.src_offset;
     struct sr_work few = w;
     few.src = src, few.src_offset = 0;
-    if (nsrc == 3) return SR_OF_ISA(sr_shape)(few, item, 3, w.ndst, w.stream, 0);
+    if (nsrc <= 3) return SR_OF_ISA(sr_shape)(few, item, 3, w.ndst, w.stream, 0);
     if (nsrc == 4) return SR_OF_ISA(sr_shape)(few, item, 4, w.ndst, w.stream, 0);
     return SR_OF_ISA(sr_shape)(few, item, SR_FUSED_SOURCES, w.ndst, w.stream, 0);
 }
@@ -189,29 +198,36 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     ((struct sr_item){sizeof(T), sizeof(A), IS_LOADED, SR_OF_ISA(tag##_load), SR_OF_ISA(tag##_load_two),     \
                       SR_OF_ISA(tag##_add), STORE})
 
+/* SR_OTHER names the function of another instruction set, if that is as fast. */
 #define SR_ITEM_RUN(tag, T, A, IS_LOADED, STORE)                                                             \
-    SR_RUN size_t SR_OF_ISA(tag##_two_sources)(const struct sr_work *w) {                                    \
-        return SR_OF_ISA(sr_two_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
+    SR_RUN size_t SR_OF_ISA(tag##_pair)(const struct sr_work *w) {                                           \
+        return SR_OF_ISA(sr_pair)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                                 \
     }                                                                                                        \
-    SR_RUN size_t SR_OF_ISA(tag##_any_sources)(const struct sr_work *w) {                                    \
-        return SR_OF_ISA(sr_any_sources)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                          \
+    SR_RUN size_t SR_OF_ISA(tag##_two)(const struct sr_work *w) {                                            \
+        return SR_OF_ISA(sr_two)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                                  \
+    }                                                                                                        \
+    SR_RUN size_t SR_OF_ISA(tag##_few)(const struct sr_work *w) {                                            \
+        return SR_OF_ISA(sr_few)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                                  \
+    }                                                                                                        \
+    SR_RUN size_t SR_OF_ISA(tag##_any)(const struct sr_work *w) {                                            \
+        return SR_OF_ISA(sr_blocks)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), 0, 0);                         \
     }                                                                                                        \
     SR_RUN void SR_OF_ISA(tag##_remainder)(const struct sr_work *w, size_t done) {                           \
         SR_OF_ISA(sr_remainder)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), done);                             \
     }                                                                                                        \
     SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                    \
+        const int is_widened = sizeof(A) > sizeof(T), nall = w->nsrc + (w->from != NULL);                    \
         size_t done = 0;                                                                                     \
-        if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
-            const int is_pair =                                                                              \
-                SR_SHAPES && w->nsrc == 2 && w->ndst <= 2 && w->from == NULL && w->to == NULL;               \
-            if (is_pair && w->stream == 0 && sizeof(A) == sizeof(T))                                         \
-                done = SR_ORDINARY(tag##_two_sources)(w);                                                    \
-            else if (is_pair)                                                                                \
-                done = SR_OF_ISA(tag##_two_sources)(w);                                                      \
-            else                                                                                             \
-                done = SR_OF_ISA(tag##_any_sources)(w);                                                      \
-        }                                                                                                    \
-        if (done < w->count) SR_REMAINDER(tag##_remainder)(w, done);                                         \
+        if (w->count < SR_VECTOR_NBYTES / sizeof(T))                                                         \
+            done = 0;                                                                                        \
+        else if (SR_SHAPES && nall == 2 && w->from == NULL && w->to == NULL)                                 \
+            done = is_widened || w->ndst > 2 || w->stream != 0 ? SR_OF_ISA(tag##_two)(w)                     \
+                                                               : SR_OTHER(tag##_pair)(w);                    \
+        else if (SR_SHAPES && !IS_LOADED && nall > 2 && nall <= SR_FUSED_SOURCES)                            \
+            done = SR_OTHER(tag##_few)(w);                                                                   \
+        else                                                                                                 \
+            done = is_widened ? SR_OF_ISA(tag##_any)(w) : SR_OTHER(tag##_any)(w);                            \
+        if (done < w->count) SR_OTHER(tag##_remainder)(w, done);                                             \
     }
 
 /* The function that the table holds, for a run. */
@@ -256,6 +272,8 @@ SR_INLINE size_t SR_OF_ISA(sr_any_sources)(const struct sr_work w, const struct 
     SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                \
     SR_FOLD(tag##_avg, T, T, SR_AS_IS, 0, SR_ADD, DIVIDED)
 
+/* ---- items that are not widened ---- */
+
 SR_INT(u8, uint8_t)
 SR_INT(u16, uint16_t)
 SR_INT(u32, uint32_t)
@@ -275,8 +293,7 @@ SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
 SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
 #endif
 
-/* ---- land, lor, lxor: one loop for all dtypes of a size ---- */
-
+/* land, lor, lxor: one loop for all dtypes of a size. */
 #define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                    \
     SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                         \
     SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                           \
@@ -310,6 +327,25 @@ SR_LOGICAL_OPS(f64, bits64, SR_F64)
 SR_LOGICAL_OPS(c64, bits64, SR_C64)
 SR_LOGICAL_OPS(e4m3fn, bits8, SR_F8_E4M3FN)
 SR_LOGICAL_OPS(e5m2, bits8, SR_F8_E5M2)
+
+/* Ops that treat an item as several smaller ones: the bytes of an integer, the two reals of a complex number. */
+#define SR_AS_PARTS(op, part_op, parts)                                                                      \
+    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
+                              size_t count, uint32_t divisor) {                                              \
+        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                            \
+    }
+#define SR_AS_BYTES(tag, nbytes)                                                                             \
+    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                 \
+    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                   \
+    SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
+
+SR_AS_BYTES(u16, 2)
+SR_AS_BYTES(u32, 4)
+SR_AS_BYTES(u64, 8)
+SR_AS_PARTS(c64_sum, f32_sum, 2)
+SR_AS_PARTS(c64_avg, f32_avg, 2)
+SR_AS_PARTS(c128_sum, f64_sum, 2)
+SR_AS_PARTS(c128_avg, f64_avg, 2)
 
 /* ---- floats of 16 bits: accumulators of a block in an order of its own ---- */
 
@@ -480,48 +516,32 @@ SR_WIDENED_FLOAT(e5m2, uint8_t)
 
 /* ---- all of them ---- */
 
-/* Ops that treat an item as several smaller ones: the bytes of an integer, the two reals of a complex number. */
-#define SR_AS_PARTS(op, part_op, parts)                                                                      \
-    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
-                              size_t count, uint32_t divisor) {                                              \
-        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                            \
-    }
-#define SR_AS_BYTES(tag, nbytes)                                                                             \
-    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                 \
-    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                   \
-    SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
-
-SR_AS_BYTES(u16, 2)
-SR_AS_BYTES(u32, 4)
-SR_AS_BYTES(u64, 8)
-SR_AS_PARTS(c64_sum, f32_sum, 2)
-SR_AS_PARTS(c64_avg, f32_avg, 2)
-SR_AS_PARTS(c128_sum, f64_sum, 2)
-SR_AS_PARTS(c128_avg, f64_avg, 2)
-
 #define SR_ROW_LOGICAL(tag)                                                                                  \
-    [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
+    [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor),                                \
+    [SR_LXOR] = SR_OF_ISA(tag##_lxor)
 #define SR_ROW_BOOL                                                                                          \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land), [SR_MIN] = SR_OF_ISA(u8_land),         \
-        [SR_MAX] = SR_OF_ISA(u8_lor), [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),          \
-        [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)                                                   \
+        [SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land),                                  \
+        [SR_MIN] = SR_OF_ISA(u8_land), [SR_MAX] = SR_OF_ISA(u8_lor),                                   \
+        [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),                                  \
+        [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)                                                \
     }
 #define SR_ROW_INT(u, tag)                                                                                   \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),     \
-        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),     \
-        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                   \
+        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod),                                \
+        [SR_MIN] = SR_OF_ISA(tag##_min), [SR_MAX] = SR_OF_ISA(tag##_max),                              \
+        [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),                                \
+        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                \
     }
-#define SR_ROW_FLOAT(tag)                                                                                    \
+#define SR_ROW_FLOAT(tag, of_isa)                                                                            \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_OF_ISA(tag##_prod), [SR_MIN] = SR_OF_ISA(tag##_min), \
-        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                \
+        [SR_SUM] = of_isa(tag##_sum), [SR_PROD] = of_isa(tag##_prod), [SR_MIN] = of_isa(tag##_min),          \
+        [SR_MAX] = of_isa(tag##_max), [SR_AVG] = of_isa(tag##_avg), SR_ROW_LOGICAL(tag)                      \
     }
 #define SR_ROW_COMPLEX(tag)                                                                                  \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_UNFUSED(tag##_prod), [SR_AVG] = SR_OF_ISA(tag##_avg), \
-        SR_ROW_LOGICAL(tag)                                                                                  \
+        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_UNFUSED(tag##_prod),                            \
+        [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                                              \
     }
 #define SR_STRING_(word) #word
 #define SR_STRING(word) SR_STRING_(word)
@@ -540,14 +560,14 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
         [SR_U32] = SR_ROW_INT(u32, u32),
         [SR_I64] = SR_ROW_INT(u64, i64),
         [SR_U64] = SR_ROW_INT(u64, u64),
-        [SR_F16] = SR_ROW_FLOAT(f16),
-        [SR_BF16] = SR_ROW_FLOAT(bf16),
-        [SR_F32] = SR_ROW_FLOAT(f32),
-        [SR_F64] = SR_ROW_FLOAT(f64),
+        [SR_F16] = SR_ROW_FLOAT(f16, SR_OF_ISA),
+        [SR_BF16] = SR_ROW_FLOAT(bf16, SR_OF_ISA),
+        [SR_F32] = SR_ROW_FLOAT(f32, SR_OF_ISA),
+        [SR_F64] = SR_ROW_FLOAT(f64, SR_OF_ISA),
         [SR_C64] = SR_ROW_COMPLEX(c64),
         [SR_C128] = SR_ROW_COMPLEX(c128),
-        [SR_F8_E4M3FN] = SR_ROW_FLOAT(e4m3fn),
-        [SR_F8_E5M2] = SR_ROW_FLOAT(e5m2),
+        [SR_F8_E4M3FN] = SR_ROW_FLOAT(e4m3fn, SR_OF_ISA),
+        [SR_F8_E5M2] = SR_ROW_FLOAT(e5m2, SR_OF_ISA),
     },
     .widen = {
         [SR_F16] = SR_OF_ISA(widen_f16),
@@ -582,7 +602,6 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
 #undef SR_PUT
 #undef SR_STREAM
 #undef SR_UNFUSED
-#undef SR_ORDINARY
-#undef SR_REMAINDER
+#undef SR_OTHER
 #undef SR_SHAPES
 #undef SR_F16C
