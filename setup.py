@@ -61,6 +61,8 @@ DIRECTIVES = {
     "binding": True,
     "emit_code_comments": False,
 }
+# Cython's own functions and types, which all modules import from this one instead of each having them.
+SHARED = "shmring._core.cython_shared"
 MACROS = [
     ("_GNU_SOURCE", None),  # futexes and robust mutexes under -std=c11
     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
@@ -85,7 +87,7 @@ def library(name: str) -> tuple[str, dict[str, object]]:
         "obj_deps": {source: HEADERS},
         "include_dirs": ["src"],
         "macros": MACROS,
-        "cflags": [*COMPILE_ARGS, *(sanitizer_args() or ["-g0"])],
+        "cflags": [*COMPILE_ARGS, "-w", *(sanitizer_args() or ["-g0"])],
     }
 
 
@@ -122,11 +124,11 @@ def long_description() -> str:
     return re.sub("(?<!!)" + relative, rf"[\1]({source}/blob/HEAD/\2)", text)
 
 
-def extension(path: str) -> Extension:
-    speed = [] if any(map(PurePath(path).match, HOT)) else ["-O1"]
+def extension(name: str, *sources: str) -> Extension:
+    speed = [] if any(PurePath(path).match(hot) for path in sources for hot in HOT) else ["-O1"]
     return Extension(
-        path.removesuffix(".pyx").replace("/", "."),
-        [path],
+        name,
+        list(sources),
         include_dirs=["src", numpy.get_include()],
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels/kernels.c", "src/channel.c", "src/conn.c"],
@@ -135,6 +137,7 @@ def extension(path: str) -> Extension:
             "-include",
             "fold_frames.h",
             *speed,
+            "-w",  # .ci/find_warnings.py looks for warnings
             *(sanitizer_args() or ["-g0"]),
         ],
         extra_link_args=["-pthread", *sanitizer_args()],  # glibc before 2.34 has robust mutexes there
@@ -167,16 +170,26 @@ class BuildExtensions(build_ext):
         self.run_command("build_clib")
         gc.set_threshold(200_000, 50, 100)  # Cython makes many objects and few cycles
         # Into build/, so that no generated C is beside the sources or in the sdist.
-        translated = cythonize(self.extensions, build_dir="build/cython", compiler_directives=DIRECTIVES)
+        translated = cythonize(
+            self.extensions,
+            build_dir="build/cython",
+            compiler_directives=DIRECTIVES,
+            shared_utility_qualified_name=SHARED,
+        )
         sources = {extension.name: extension.sources for extension in translated}
         for ext in self.extensions:
             ext.sources = sources[ext.name]
         super().run()
 
 
+PYX = sorted(glob("shmring/**/*.pyx", recursive=True))
+
 setup(
     libraries=[library("kernels/kernels"), library("channel"), library("conn")],
-    ext_modules=[extension(path) for path in sorted(glob("shmring/**/*.pyx", recursive=True))],
+    ext_modules=[
+        *([extension(SHARED)] if PYX else []),  # generated
+        *(extension(path.removesuffix(".pyx").replace("/", "."), path) for path in PYX),
+    ],
     # A file of a package would not be where Python looks for it.
     data_files=[(beside_packages(), ["shmring_mpi4py.pth"])],
     distclass=WithDataFiles,
