@@ -4,11 +4,9 @@ Every call of the facade makes a `Call`, which has the NumPy arrays and numbers 
 `Caller` are in Cython since their own time counts beside that of shmring.
 """
 
-from libc.stdint cimport int64_t
-
 cimport cython
 
-from .._comm.collectives cimport Plan, Work, plan_of
+from .._comm.collectives cimport Work, plan_of
 from .._comm.comm cimport Comm as Engine
 from .._comm.point_to_point cimport Envelope, Status as Received, Transfer
 from .._core.group cimport (

@@ -1,7 +1,7 @@
 """Python objects as messages: they are pickled, and sent as plain bytes. The calls on objects that have to be fast."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 cimport cython
@@ -12,7 +12,7 @@ from .._comm.comm cimport Comm as Engine
 from .._comm.point_to_point cimport Envelope
 from .._core.group cimport ALL_GATHER, BROADCAST
 from .calls cimport NO_RANK, Caller, Context, context_of, is_only_thread, sending
-from .messages cimport WILD_TAG, ANY_PEER, NO_PEER, Status, bytes_at, index_of
+from .messages cimport WILD_TAG, ANY_PEER, Status, bytes_at, index_of
 
 import pickle as _pickle
 import warnings
