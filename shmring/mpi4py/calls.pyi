@@ -1,6 +1,6 @@
 """Types of calls whose arguments were checked, and of the calls of communicators that have to be fast."""
 
-from typing import Any
+from typing import Any, final
 
 from .memory import IN_PLACE as IN_PLACE
 from .messages import Handle
@@ -56,6 +56,7 @@ class Call:
     def wait_beside_threads(self, work: Any) -> Any: ...
     def conclude(self) -> Any: ...
 
+@final
 class Pending:
     """A call that was begun; a request refers to it."""
 
@@ -81,6 +82,7 @@ class BaseRequest(Handle):
     def _is_complete(self) -> bool: ...
     def _start(self) -> Any: ...
 
+@final
 class Collective(Call):
     """A collective of shmring with pieces of equal length."""
 
@@ -109,12 +111,14 @@ class Directed(MessageCall):
     peer: Any
     tag: Any
 
+@final
 class Sending(Directed):
     """A message to a rank."""
 
     def perform(self) -> Any: ...
     def begin(self) -> Any: ...
 
+@final
 class Receiving(Directed):
     """A message from a rank."""
 

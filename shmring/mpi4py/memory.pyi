@@ -6,8 +6,6 @@ from typing import Any, final
 class Source:
     """The owner of memory, which all buffers and views of the memory share."""
 
-    def __init__(self, /, *args: Any, **kwargs: Any) -> None: ...
-
 @final
 class buffer:
     """Contiguous memory: a one-dimensional array of bytes that exports the buffer protocol."""

@@ -1,6 +1,6 @@
 """Types of handles, datatypes, statuses, and specifications of messages."""
 
-from typing import Any
+from typing import Any, final
 
 from .memory import BOTTOM as BOTTOM
 
@@ -56,6 +56,7 @@ class Status:
     count: Any
     cancelled: Any
 
+@final
 class Data:
     """The memory that a specification describes: items of a type, `count` in each of several blocks."""
 

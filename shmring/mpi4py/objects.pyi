@@ -1,6 +1,6 @@
 """Types of pickles, and of the calls on objects that have to be fast."""
 
-from typing import Any
+from typing import Any, final
 
 from .calls import Caller
 
@@ -22,10 +22,9 @@ DEFAULT_THRESHOLD: int
 OBJECTS: str
 pickle: Pickle
 
+@final
 class Frames:
     """The frames of a communicator: this rank's, and those of all ranks. Plans move them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
 class ObjectCaller(Caller):
     """The calls of a communicator on objects that have to be fast."""
