@@ -127,23 +127,20 @@ SR_INLINE size_t SR_OF_ISA(sr_shape)(struct sr_work w, const struct sr_item item
     return SR_OF_ISA(sr_blocks)(w, item, 1, by_registers);
 }
 
-/* The most frequent shapes: two sources, and one or two destinations by ordinary stores. One destination is faster
- * register by register, and two destinations line by line (bench/regress.py, private and zero-copy, 64 KiB). */
-SR_INLINE size_t SR_OF_ISA(sr_pair)(const struct sr_work w, const struct sr_item item) {
+/* Two sources, whose results go to the dsts. */
+SR_INLINE size_t SR_OF_ISA(sr_two)(struct sr_work w, const struct sr_item item, int ndst, uint32_t stream,
+                                   int by_registers) {
     const char *const src[2] = {w.src[0], w.src[1]};
-    char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
-    struct sr_work two = w;
-    two.src = src, two.dst = dst, two.to = NULL;
-    if (w.ndst == 1) return SR_OF_ISA(sr_shape)(two, item, 2, 1, 0, 1);
-    return SR_OF_ISA(sr_shape)(two, item, 2, 2, 0, 0);
+    w.src = src, w.to = NULL;
+    return SR_OF_ISA(sr_shape)(w, item, 2, ndst, stream, by_registers);
 }
 
-/* Two sources, and any destinations. */
-SR_INLINE size_t SR_OF_ISA(sr_two)(const struct sr_work w, const struct sr_item item) {
-    const char *const src[2] = {w.src[0], w.src[1]};
-    struct sr_work two = w;
-    two.src = src;
-    return SR_OF_ISA(sr_shape)(two, item, 2, w.ndst, w.stream, 0);
+/* The most frequent shapes: two sources, and one or two destinations by ordinary stores. One destination is faster
+ * register by register, and two destinations line by line (bench/regress.py, private and zero-copy, 64 KiB). */
+SR_INLINE size_t SR_OF_ISA(sr_pair)(struct sr_work w, const struct sr_item item) {
+    char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
+    w.dst = dst;
+    return w.ndst == 1 ? SR_OF_ISA(sr_two)(w, item, 1, 0, 1) : SR_OF_ISA(sr_two)(w, item, 2, 0, 0);
 }
 
 /* Up to SR_FUSED_SOURCES sources. Accumulators, which must be items here, are one source more. */
@@ -204,7 +201,7 @@ SR_INLINE size_t SR_OF_ISA(sr_few)(const struct sr_work w, const struct sr_item 
         return SR_OF_ISA(sr_pair)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                                 \
     }                                                                                                        \
     SR_RUN size_t SR_OF_ISA(tag##_two)(const struct sr_work *w) {                                            \
-        return SR_OF_ISA(sr_two)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                                  \
+        return SR_OF_ISA(sr_two)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE), w->ndst, w->stream, 0);           \
     }                                                                                                        \
     SR_RUN size_t SR_OF_ISA(tag##_few)(const struct sr_work *w) {                                            \
         return SR_OF_ISA(sr_few)(*w, SR_ITEM(tag, T, A, IS_LOADED, STORE));                                  \
@@ -217,16 +214,20 @@ SR_INLINE size_t SR_OF_ISA(sr_few)(const struct sr_work w, const struct sr_item 
     }                                                                                                        \
     SR_TARGET static void SR_OF_ISA(tag##_run)(const struct sr_work *w) {                                    \
         const int is_widened = sizeof(A) > sizeof(T), nall = w->nsrc + (w->from != NULL);                    \
+        const int is_two = SR_SHAPES && w->nsrc == 2 && w->from == NULL && w->to == NULL;                    \
         size_t done = 0;                                                                                     \
-        if (w->count < SR_VECTOR_NBYTES / sizeof(T))                                                         \
-            done = 0;                                                                                        \
-        else if (SR_SHAPES && nall == 2 && w->from == NULL && w->to == NULL)                                 \
-            done = is_widened || w->ndst > 2 || w->stream != 0 ? SR_OF_ISA(tag##_two)(w)                     \
-                                                               : SR_OTHER(tag##_pair)(w);                    \
-        else if (SR_SHAPES && !IS_LOADED && nall > 2 && nall <= SR_FUSED_SOURCES)                            \
-            done = SR_OTHER(tag##_few)(w);                                                                   \
-        else                                                                                                 \
-            done = is_widened ? SR_OF_ISA(tag##_any)(w) : SR_OTHER(tag##_any)(w);                            \
+        if (w->count >= SR_VECTOR_NBYTES / sizeof(T)) {                                                      \
+            if (is_two && !is_widened && w->ndst <= 2 && w->stream == 0)                                     \
+                done = SR_OTHER(tag##_pair)(w);                                                              \
+            else if (is_two)                                                                                 \
+                done = SR_OF_ISA(tag##_two)(w);                                                              \
+            else if (SR_SHAPES && !IS_LOADED && nall > 2 && nall <= SR_FUSED_SOURCES)                        \
+                done = SR_OTHER(tag##_few)(w);                                                               \
+            else if (is_widened)                                                                             \
+                done = SR_OF_ISA(tag##_any)(w);                                                              \
+            else                                                                                             \
+                done = SR_OTHER(tag##_any)(w);                                                               \
+        }                                                                                                    \
         if (done < w->count) SR_OTHER(tag##_remainder)(w, done);                                             \
     }
 
@@ -272,8 +273,6 @@ SR_INLINE size_t SR_OF_ISA(sr_few)(const struct sr_work w, const struct sr_item 
     SR_PLAIN(tag##_max, T, SR_GREATER_OR_NAN)                                                                \
     SR_FOLD(tag##_avg, T, T, SR_AS_IS, 0, SR_ADD, DIVIDED)
 
-/* ---- items that are not widened ---- */
-
 SR_INT(u8, uint8_t)
 SR_INT(u16, uint16_t)
 SR_INT(u32, uint32_t)
@@ -293,7 +292,8 @@ SR_PLAIN(c64_prod, sr_c64, sr_multiply_c64)
 SR_PLAIN(c128_prod, sr_c128, sr_multiply_c128)
 #endif
 
-/* land, lor, lxor: one loop for all dtypes of a size. */
+/* ---- land, lor, lxor: one loop for all dtypes of a size ---- */
+
 #define SR_LOGICAL(tag, T, A, TRUTH, ONE)                                                                    \
     SR_FOLD(tag##_land, T, A, TRUTH, 1, SR_AND, ONE)                                                         \
     SR_FOLD(tag##_lor, T, A, TRUTH, 1, SR_OR, ONE)                                                           \
@@ -327,25 +327,6 @@ SR_LOGICAL_OPS(f64, bits64, SR_F64)
 SR_LOGICAL_OPS(c64, bits64, SR_C64)
 SR_LOGICAL_OPS(e4m3fn, bits8, SR_F8_E4M3FN)
 SR_LOGICAL_OPS(e5m2, bits8, SR_F8_E5M2)
-
-/* Ops that treat an item as several smaller ones: the bytes of an integer, the two reals of a complex number. */
-#define SR_AS_PARTS(op, part_op, parts)                                                                      \
-    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
-                              size_t count, uint32_t divisor) {                                              \
-        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                            \
-    }
-#define SR_AS_BYTES(tag, nbytes)                                                                             \
-    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                 \
-    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                   \
-    SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
-
-SR_AS_BYTES(u16, 2)
-SR_AS_BYTES(u32, 4)
-SR_AS_BYTES(u64, 8)
-SR_AS_PARTS(c64_sum, f32_sum, 2)
-SR_AS_PARTS(c64_avg, f32_avg, 2)
-SR_AS_PARTS(c128_sum, f64_sum, 2)
-SR_AS_PARTS(c128_avg, f64_avg, 2)
 
 /* ---- floats of 16 bits: accumulators of a block in an order of its own ---- */
 
@@ -516,32 +497,48 @@ SR_WIDENED_FLOAT(e5m2, uint8_t)
 
 /* ---- all of them ---- */
 
+/* Ops that treat an item as several smaller ones: the bytes of an integer, the two reals of a complex number. */
+#define SR_AS_PARTS(op, part_op, parts)                                                                      \
+    static void SR_OF_ISA(op)(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc, \
+                              size_t count, uint32_t divisor) {                                              \
+        SR_OF_ISA(part_op)(dst, ndst, stream, src, nsrc, parts * count, divisor);                            \
+    }
+#define SR_AS_BYTES(tag, nbytes)                                                                             \
+    SR_AS_PARTS(tag##_band, u8_band, nbytes)                                                                 \
+    SR_AS_PARTS(tag##_bor, u8_bor, nbytes)                                                                   \
+    SR_AS_PARTS(tag##_bxor, u8_bxor, nbytes)
+
+SR_AS_BYTES(u16, 2)
+SR_AS_BYTES(u32, 4)
+SR_AS_BYTES(u64, 8)
+SR_AS_PARTS(c64_sum, f32_sum, 2)
+SR_AS_PARTS(c64_avg, f32_avg, 2)
+SR_AS_PARTS(c128_sum, f64_sum, 2)
+SR_AS_PARTS(c128_avg, f64_avg, 2)
+
 #define SR_ROW_LOGICAL(tag)                                                                                  \
-    [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor),                                \
-    [SR_LXOR] = SR_OF_ISA(tag##_lxor)
+    [SR_LAND] = SR_OF_ISA(tag##_land), [SR_LOR] = SR_OF_ISA(tag##_lor), [SR_LXOR] = SR_OF_ISA(tag##_lxor)
 #define SR_ROW_BOOL                                                                                          \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land),                                  \
-        [SR_MIN] = SR_OF_ISA(u8_land), [SR_MAX] = SR_OF_ISA(u8_lor),                                   \
-        [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),                                  \
-        [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)                                                \
+        [SR_SUM] = SR_OF_ISA(u8_lor), [SR_PROD] = SR_OF_ISA(u8_land), [SR_MIN] = SR_OF_ISA(u8_land),         \
+        [SR_MAX] = SR_OF_ISA(u8_lor), [SR_BAND] = SR_OF_ISA(u8_land), [SR_BOR] = SR_OF_ISA(u8_lor),          \
+        [SR_BXOR] = SR_OF_ISA(u8_lxor), SR_ROW_LOGICAL(u8)                                                   \
     }
 #define SR_ROW_INT(u, tag)                                                                                   \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod),                                \
-        [SR_MIN] = SR_OF_ISA(tag##_min), [SR_MAX] = SR_OF_ISA(tag##_max),                              \
-        [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),                                \
-        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                \
+        [SR_SUM] = SR_OF_ISA(u##_sum), [SR_PROD] = SR_OF_ISA(u##_prod), [SR_MIN] = SR_OF_ISA(tag##_min),     \
+        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_BAND] = SR_OF_ISA(u##_band), [SR_BOR] = SR_OF_ISA(u##_bor),     \
+        [SR_BXOR] = SR_OF_ISA(u##_bxor), SR_ROW_LOGICAL(u)                                                   \
     }
-#define SR_ROW_FLOAT(tag, of_isa)                                                                            \
+#define SR_ROW_FLOAT(tag)                                                                                    \
     {                                                                                                        \
-        [SR_SUM] = of_isa(tag##_sum), [SR_PROD] = of_isa(tag##_prod), [SR_MIN] = of_isa(tag##_min),          \
-        [SR_MAX] = of_isa(tag##_max), [SR_AVG] = of_isa(tag##_avg), SR_ROW_LOGICAL(tag)                      \
+        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_OF_ISA(tag##_prod), [SR_MIN] = SR_OF_ISA(tag##_min), \
+        [SR_MAX] = SR_OF_ISA(tag##_max), [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                \
     }
 #define SR_ROW_COMPLEX(tag)                                                                                  \
     {                                                                                                        \
-        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_UNFUSED(tag##_prod),                            \
-        [SR_AVG] = SR_OF_ISA(tag##_avg), SR_ROW_LOGICAL(tag)                                              \
+        [SR_SUM] = SR_OF_ISA(tag##_sum), [SR_PROD] = SR_UNFUSED(tag##_prod), [SR_AVG] = SR_OF_ISA(tag##_avg), \
+        SR_ROW_LOGICAL(tag)                                                                                  \
     }
 #define SR_STRING_(word) #word
 #define SR_STRING(word) SR_STRING_(word)
@@ -560,14 +557,14 @@ static const struct sr_kernels SR_OF_ISA(sr_kernels) = {
         [SR_U32] = SR_ROW_INT(u32, u32),
         [SR_I64] = SR_ROW_INT(u64, i64),
         [SR_U64] = SR_ROW_INT(u64, u64),
-        [SR_F16] = SR_ROW_FLOAT(f16, SR_OF_ISA),
-        [SR_BF16] = SR_ROW_FLOAT(bf16, SR_OF_ISA),
-        [SR_F32] = SR_ROW_FLOAT(f32, SR_OF_ISA),
-        [SR_F64] = SR_ROW_FLOAT(f64, SR_OF_ISA),
+        [SR_F16] = SR_ROW_FLOAT(f16),
+        [SR_BF16] = SR_ROW_FLOAT(bf16),
+        [SR_F32] = SR_ROW_FLOAT(f32),
+        [SR_F64] = SR_ROW_FLOAT(f64),
         [SR_C64] = SR_ROW_COMPLEX(c64),
         [SR_C128] = SR_ROW_COMPLEX(c128),
-        [SR_F8_E4M3FN] = SR_ROW_FLOAT(e4m3fn, SR_OF_ISA),
-        [SR_F8_E5M2] = SR_ROW_FLOAT(e5m2, SR_OF_ISA),
+        [SR_F8_E4M3FN] = SR_ROW_FLOAT(e4m3fn),
+        [SR_F8_E5M2] = SR_ROW_FLOAT(e5m2),
     },
     .widen = {
         [SR_F16] = SR_OF_ISA(widen_f16),
