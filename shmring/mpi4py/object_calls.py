@@ -134,7 +134,10 @@ class Objects(Collectives):
         return received
 
     def _run_alone(self, key: str, function: Any, *arguments: Any) -> Any:
-        """Call a function that takes several steps, while no other thread calls one with this key."""
+        """Call a function that takes several steps, while no other thread calls one with this key.
+
+        It is here, not beside its callers, since a `with` in Cython is unsafe without memory.
+        """
         with self._ref.lock_of(key):
             return function(*arguments)
 
@@ -169,15 +172,12 @@ class Objects(Collectives):
         self.Get_rank()
         return _Translating(self._ref)
 
-    def _dumped(self, kind: str, obj: Any) -> bytes:
+    def _pickled(self, kind: str, obj: Any) -> Any:
         try:
-            return pickle.dumps(obj)
+            return _bytes_of(obj)
         except Exception:
             self._ref.comm.refuse(kind)
             raise
-
-    def _pickled(self, kind: str, obj: Any) -> Any:
-        return np.frombuffer(self._dumped(kind, obj), np.uint8)
 
     def _pickled_all(self, kind: str, objects: Any) -> Any:
         try:
