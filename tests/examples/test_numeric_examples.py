@@ -59,6 +59,7 @@ def on_any_number_of_ranks(name, *options, ranks=(1, 2, 4)):
 # --- k-means ---
 
 
+@pytest.mark.slow
 def test_kmeans_is_as_good_as_scikit_learns_and_the_same_on_any_number_of_ranks():
     from sklearn.cluster import KMeans
     from sklearn.datasets import load_digits

@@ -48,7 +48,8 @@ def test_a_pipeline_that_has_learnt_nothing_has_failed():
 
 
 @pytest.mark.limit(150)
-@pytest.mark.parametrize("nprocs", first(1, [2, 1, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("nprocs", [1, 2, 4])
 def test_fewer_synchronisations_train_as_well_and_all_skip_together(nprocs):
     done = shmrun(nprocs, "fewer_synchronisations.py", "--epochs", "8")
     assert done.returncode == 0, done.stdout + done.stderr

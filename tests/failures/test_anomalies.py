@@ -142,9 +142,9 @@ FEW = (  # of each kind, and over hosts: for a plain run
     (OTHER_RANK, "system", ("empty", "dup"), 5),
     (OTHER_RANK, "point", ("close", "shrink"), 401),
     (ACROSS, "point", ("broadcast_object", "split"), 301),
-    (OTHER_RANK, "memory", ("mpi_broadcast_long", "mpi_all_gather_long"), 5),
 )
 BOUNDED = (
+    (OTHER_RANK, "memory", ("mpi_broadcast_long", "mpi_all_gather_long"), 5),
     (ONE_HOST, "point", ("all_gather_object", "fence"), 1),
     (ONE_HOST, "point", ("empty", "split", "all_reduce_first", "message_first", "adopt", "shared"), 41),
     (ONE_HOST, "signal", ("all_reduce_late", "all_reduce_behind", "work_wait", "message_large"), 1),

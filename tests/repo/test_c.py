@@ -19,7 +19,7 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("spsc_ring", "call_line", "flag", "channel", "liveness", "schedule", "lock", "conn")
+PROGRAMS = ("call_line", "flag", "channel", "liveness", "schedule", "lock", "conn", "spsc_ring")
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

@@ -76,6 +76,7 @@ def documented_names():
     return set(shmring.__all__) | members - {"Ring.closed_because"}  # shmring's own
 
 
+@pytest.mark.slow
 @pytest.mark.limit(BUILD_S + 40)
 def test_every_public_name_is_in_the_reference(built):
     pages = ("api", "errors", "methods")
@@ -85,6 +86,7 @@ def test_every_public_name_is_in_the_reference(built):
     assert not missing, f"say something of them in docs/reference/: {missing}"
 
 
+@pytest.mark.slow
 @pytest.mark.limit(BUILD_S + 40)
 def test_shown_members_have_a_docstring_and_no_self(built):
     text = (built / "reference" / "api.html").read_text()
@@ -94,6 +96,7 @@ def test_shown_members_have_a_docstring_and_no_self(built):
     assert set(empty) == {"Op"}  # its values are self-explanatory
 
 
+@pytest.mark.slow
 @pytest.mark.limit(BUILD_S + 40)
 def test_the_commands_page_has_what_the_parsers_say(built):
     text = (built / "reference" / "commands.html").read_text()
@@ -110,6 +113,7 @@ def flags_shown():
                 yield from ((block.name, flag) for flag in re.findall(r"(?<!\S)--[a-z-]+", own))
 
 
+@pytest.mark.slow
 @pytest.mark.limit(BUILD_S + 40)
 def test_the_flags_that_pages_show_are_those_of_the_parsers(built):
     text = set(re.findall(r"--[a-z-]+", (built / "reference" / "commands.html").read_text()))
