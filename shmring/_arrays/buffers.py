@@ -220,6 +220,9 @@ class _Tensor(ctypes.Structure):
     ]
 
 
+# torch's bits that DLPack does not export: the method that reads the bit, its meaning, the method that
+# applies it.
+_LAZY = (("is_neg", "negated", "resolve_neg"), ("is_conj", "conjugated", "resolve_conj"))
 _CPU = 1
 _CODES = {
     0: "int",
@@ -236,6 +239,16 @@ _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
+def _refuse_lazy(x: Any, what: str) -> None:
+    """Raise TypeError if x is a tensor that is negated or conjugated when it is read, not in memory."""
+    for asks, done, mend in _LAZY:
+        if hasattr(x, mend) and getattr(x, asks)():
+            raise TypeError(
+                f"{what} is lazily {done}: its memory holds other elements; pass a = {what}.{mend}() and, "
+                "for a result in place, copy it back"
+            )
+
+
 def _from_dlpack(x: Any, what: str) -> Buffer:
     device = x.__dlpack_device__()
     if int(device[0]) != _CPU:
@@ -243,6 +256,7 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
             f"{what} is not in this machine's memory but on DLPack's device {tuple(map(int, device))}; "
             "move it to the CPU first"
         )
+    _refuse_lazy(x, what)
     try:
         capsule = x.__dlpack__()
     except (BufferError, RuntimeError) as error:
@@ -252,10 +266,15 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
     code, bits = tensor.dtype.code, tensor.dtype.bits
     kind = _CODES.get(code, f"dlpack type {code} of ")
     name = kind if code in (6, 10, 12) else f"{kind}{bits}"
+    if tensor.dtype.lanes != 1:
+        name = f"vectors of {tensor.dtype.lanes} {name}"
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
     c_order, f_order = _orders(shape, strides, 1)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
+    count = _product(shape)
+    if not tensor.data and count > 0:  # torch's fake and functional tensors
+        raise TypeError(f"{what} is a {type(x).__name__} of {count} elements that has no memory of its own")
     address = (tensor.data or 0) + tensor.byte_offset
-    return Buffer(address, _product(shape), name, False, not c_order, (x, capsule))
+    return Buffer(address, count, name, False, not c_order, (x, capsule))

@@ -1,5 +1,7 @@
 # One array of a call, as the engine uses it.
 
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
 from .._core.group cimport OPAQUE, Call, Items
 
 
@@ -13,6 +15,29 @@ cdef struct Operand:      # filled by take(); release() ends it
     bint fortran
 
 
+# DLPack's structs: https://dmlc.github.io/dlpack/latest/c_api.html
+cdef struct DLTensor:
+    void *data
+    int32_t device, device_number
+    int32_t ndim
+    uint8_t code, bits
+    uint16_t lanes
+    int64_t *shape
+    int64_t *strides          # elements; NULL: C order
+    uint64_t byte_offset
+
+
+cdef struct Exported:         # DLManagedTensorVersioned
+    uint32_t major, minor
+    void *context
+    void (*deleter)(Exported *) noexcept
+    uint64_t flags
+    DLTensor tensor
+
+
+ctypedef int (*Export)(void *x, Exported **exported) except -1
+
+
 # An array in another library's memory; see _arrays/operands.pyi.
 cdef class Memory:
     cdef unsigned char *data
@@ -21,6 +46,7 @@ cdef class Memory:
     cdef int number             # number of its dtype
     cdef readonly bint readonly
     cdef readonly object owner
+    cdef Exported *exported     # NULL unless the library has exported it
 
 
 # Fill the operand. The caller keeps the returned object alive while it uses the operand. moves: accept items of any

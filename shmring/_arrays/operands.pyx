@@ -1,11 +1,13 @@
 # Find the memory of an array of any library: the fields of a NumPy array, the buffer protocol, and slower protocols.
 
+cimport cython
+
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 cimport numpy as cnp
@@ -27,6 +29,7 @@ cnp.import_array()
 cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(state.DTYPES)}
 
 
+@cython.freelist(8)
 cdef class Memory:
     """A contiguous array in another library's memory, for use as x or out of a collective.
 
@@ -78,9 +81,8 @@ cdef class Memory:
         Parameters
         ----------
         x : array
-            Of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors). Only the
-            location is read: lazy operations such as torch's negation are not applied, and arrays of such a library are
-            assumed writable.
+            Of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors, also those that
+            require gradients). A lazily negated or conjugated tensor has no elements in memory as they read: None.
 
         Returns
         -------
@@ -94,16 +96,22 @@ cdef class Memory:
         """
         cdef Operand operand
         cdef Memory memory
-        if not (take_ndarray(&operand, x, False) or take_exchanged(&operand, x)) or operand.fortran:
+        if not cnp.PyArray_CheckExact(x):
+            return exported_memory(exporter_of(type(x)), x)
+        if not take_ndarray(&operand, x, False) or operand.fortran:
             return None
         memory = Memory.__new__(Memory)
         memory.data = operand.data
         memory.count = operand.count
         memory.number = operand.dtype
         memory.itemsize = operand.itemsize
-        memory.readonly = cnp.PyArray_CheckExact(x) and not cnp.PyArray_ISWRITEABLE(<cnp.ndarray> x)
+        memory.readonly = not cnp.PyArray_ISWRITEABLE(<cnp.ndarray> x)
         memory.owner = x
         return memory
+
+    def __dealloc__(self):
+        if self.exported != NULL and self.exported.deleter != NULL:
+            self.exported.deleter(self.exported)
 
     @property
     def address(self):
@@ -193,54 +201,61 @@ cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcep
 
 # ---- DLPack's exchange in C: https://dmlc.github.io/dlpack/latest/c_api.html ----------------------------------
 
-cdef struct DLTensor:
-    void *data
-    int32_t device, device_number
-    int32_t ndim
-    uint8_t code, bits
-    uint16_t lanes
-    int64_t *shape
-    int64_t *strides          # elements; NULL: C order
-    uint64_t byte_offset
-
-
-ctypedef int (*Describe)(void *x, DLTensor *tensor) except -1
-
-
 cdef struct Exchange:         # the struct that a type's capsule points to
     uint32_t major, minor
     Exchange *previous        # the same for an older version
     void *allocate
-    void *export_x
+    Export export_x
     void *import_x
-    Describe describe
+    void *describe
+    void *stream
 
 
 cdef enum:
     DLPACK_MAJOR = 1
     DLPACK_CPU = 1
+    DLPACK_READ_ONLY = 1
 
 
-# Cache for the most recent type: consecutive calls usually use tensors of one library.
-cdef object exchanging_type = None
-cdef Describe describe_exchanged = NULL
+# The way in which one type of arrays exports them. torch's flags are not part of DLPack: they are read from attributes.
+cdef class _Exporter:
+    cdef object kind
+    cdef Export export_x      # NULL: the type does not exchange arrays in C
+    cdef bint is_inherited    # such a type may change what its base exports
+    cdef bint has_gradients
+    cdef object is_neg, is_conj   # methods, None if the type has none
 
 
-cdef bint find_exchange(type kind) except -1:
-    global exchanging_type, describe_exchanged
+# The exporter of the most recent type: consecutive calls usually use arrays of one library.
+cdef _Exporter known_exporter = _Exporter()
+
+
+cdef inline _Exporter exporter_of(object kind):
+    global known_exporter
+    if known_exporter.kind is not kind:
+        known_exporter = new_exporter(kind)
+    return known_exporter
+
+
+cdef _Exporter new_exporter(object kind):
+    cdef _Exporter exporter = _Exporter()
+    exporter.kind = kind
+    exporter.export_x = export_of(kind)
+    exporter.is_inherited = "__dlpack_c_exchange_api__" not in kind.__dict__
+    exporter.has_gradients = hasattr(kind, "requires_grad")
+    exporter.is_neg, exporter.is_conj = getattr(kind, "is_neg", None), getattr(kind, "is_conj", None)
+    return exporter
+
+
+cdef Export export_of(object kind) except? NULL:
     cdef Exchange *exchange
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
-        return False
     if not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
-        return False
+        return NULL
     exchange = <Exchange *> PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
     while exchange != NULL and exchange.major > DLPACK_MAJOR:
         exchange = exchange.previous
-    if exchange == NULL or exchange.major < DLPACK_MAJOR or exchange.describe == NULL:
-        return False
-    exchanging_type, describe_exchanged = kind, exchange.describe
-    return True
+    return exchange.export_x if exchange != NULL and exchange.major == DLPACK_MAJOR else NULL
 
 
 cdef bint is_in_c_order(const DLTensor *tensor) noexcept:
@@ -253,33 +268,59 @@ cdef bint is_in_c_order(const DLTensor *tensor) noexcept:
     return True
 
 
-# False if a slower path has to take or refuse x.
-cdef bint take_exchanged(Operand *operand, object x) except -1:
-    cdef DLTensor tensor
+# Return a Memory of x, which holds x and its export until it is freed; None if x is on another device, sparse, of
+# another dtype, not in C order, or lazily negated or conjugated.
+cdef Memory exported_memory(_Exporter exporter, object x):
+    cdef Memory memory
+    cdef DLTensor *tensor
     cdef int64_t count = 1
     cdef int axis
-    cdef int dtype
-    cdef bint is_described = False
-    if type(x) is not exchanging_type and not find_exchange(type(x)):
-        return False
+    if exporter.export_x == NULL:
+        return None
+    memory = Memory.__new__(Memory)
     try:
-        describe_exchanged(<void *> x, &tensor)
-        is_described = True
-    except (BufferError, RuntimeError):   # on another device, or sparse
-        pass
-    if not is_described or tensor.device != DLPACK_CPU or tensor.lanes != 1:
-        return False
-    dtype = dtype_of_dlpack(tensor.code, tensor.bits)
+        exporter.export_x(<void *> x, &memory.exported)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        memory.exported = NULL
+    if memory.exported == NULL or memory.exported.major != DLPACK_MAJOR:
+        return None
+    tensor = &memory.exported.tensor
+    memory.number = dtype_of_dlpack(tensor.code, tensor.bits)
+    if tensor.device != DLPACK_CPU or tensor.lanes != 1 or memory.number < 0:
+        return None
     for axis in range(tensor.ndim):
         count *= tensor.shape[axis]
-    if dtype < 0 or (count > 0 and not (tensor.data != NULL and is_in_c_order(&tensor))):
-        return False
-    operand.data = <unsigned char *> tensor.data + tensor.byte_offset
-    operand.count = count
-    operand.dtype = dtype
-    operand.itemsize = tensor.bits // 8
-    operand.fortran = False
-    return True
+    if count > 0 and not (tensor.data != NULL and is_in_c_order(tensor)):
+        return None
+    if exporter.is_neg is not None and exporter.is_neg(x):
+        return None
+    if exporter.is_conj is not None and is_complex(memory.number) and exporter.is_conj(x):
+        return None
+    memory.data = <unsigned char *> tensor.data + tensor.byte_offset
+    memory.count = count
+    memory.itemsize = tensor.bits // 8
+    memory.readonly = memory.exported.flags & DLPACK_READ_ONLY
+    memory.owner = x
+    return memory
+
+
+cdef inline bint is_complex(int dtype) noexcept:
+    return dtype == SR_C64 or dtype == SR_C128
+
+
+# Fill the operand with an array that is exchanged in C, and return the Memory that holds it. None if a slower path has
+# to take or refuse x.
+cdef Memory take_exported(Operand *operand, object x, bint writable, str what):
+    cdef _Exporter exporter = exporter_of(type(x))
+    cdef Memory memory
+    if exporter.export_x == NULL or exporter.is_inherited:
+        return None
+    memory = exported_memory(exporter, x)
+    if memory is None or (exporter.has_gradients and x.requires_grad):
+        return None
+    if not take_memory(operand, memory, writable):
+        raise buffers.read_only(what)
+    return memory
 
 
 # -1: not one of shmring's dtypes. The codes are those of DLPack's DLDataTypeCode.
@@ -390,18 +431,24 @@ cdef str dtype_name(const Operand *operand):
 # ---- any array -----------------------------------------------------------------------------------------------
 
 cdef object take(Operand *operand, object x, bint writable, str what, bint moves):
+    cdef bint has_buffer
     operand.held = False
     if take_ndarray(operand, x, writable) or take_memory(operand, x, writable):
         return None
+    has_buffer = PyObject_CheckBuffer(x)
     if type(x) is Memory:
         raise buffers.read_only(what)
+    if not has_buffer:
+        memory = take_exported(operand, x, writable, what)
+        if memory is not None:
+            return memory
     if writable and not cnp.PyArray_CheckExact(x):
         buffers.refuse_as_output(x, what)
     if cnp.PyArray_Check(x) and isinstance(x, np.ma.MaskedArray):
         raise buffers.masked(what)
     if moves and cnp.PyArray_Check(x) and take_opaque_ndarray(operand, x, writable):
         return None
-    if PyObject_CheckBuffer(x):
+    if has_buffer:
         return take_buffer(operand, x, writable, what, moves)
     return take_slowly(operand, x, writable, what, moves)
 
