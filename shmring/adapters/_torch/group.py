@@ -26,8 +26,9 @@ from torch.autograd import profiler
 import shmring
 
 from .monitored import monitored_barrier
+from .overloads import FORMS
 from .sparse import gather_entries
-from .tensors import Taken, bytes_of, check_alike, memory_of, plain_torch, stage_memory
+from .tensors import Taken, TensorError, bytes_of, check_alike, memory_of, plain_torch, stage_memory
 from .work import (
     Completer,
     Handle,
@@ -49,17 +50,27 @@ from .work import (
 # all-reduce.
 _OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 _SUM, _PREMUL_SUM = 0, len(_OPS)
+# By number, torch's functions for several tensors of one rank; an average of them is not defined.
+_FOLDS: dict[int, Callable[..., torch.Tensor]] = {
+    _OPS.index(name): fold
+    for name, fold in (
+        ("sum", torch.add),
+        ("prod", torch.mul),
+        ("min", torch.minimum),
+        ("max", torch.maximum),
+        ("band", torch.bitwise_and),
+        ("bor", torch.bitwise_or),
+        ("bxor", torch.bitwise_xor),
+    )
+}
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()
+_AllreduceOptions = c10d.AllreduceOptions
 _ALLGATHER = c10d.AllgatherOptions()
 _ALLREDUCE_COALESCED = c10d.AllreduceCoalescedOptions()
 _ALLREDUCE = c10d.AllreduceOptions()
-_BARRIER = c10d.BarrierOptions()
-_BROADCAST = c10d.BroadcastOptions()
-_GATHER = c10d.GatherOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
-_SCATTER = c10d.ScatterOptions()
 _OF_PYTHON = vars(c10d)  # globals of the module that makes most calls from Python
 _UNSEEN = contextlib.nullcontext()
 # About the time to wake a thread. The issuing thread itself waits for a call for this long.
@@ -69,13 +80,22 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Pending: TypeAlias = "dist.Work | None"  # a call: under way, or done
 
 
-def _refusing(kind: str) -> Callable[[_Method], _Method]:
-    """Decorate a method: report an error before its collective is called to the ranks that wait in it."""
+def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method]:
+    """Decorate a method: report an error before its collective is called to the ranks that wait in it.
+
+    name: in FORMS, of a method that has several forms; it is called in the form with options.
+    """
+    forms = None if name is None else FORMS[name]
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
         def refusing(self: Group, *arguments: Any, **keywords: Any) -> Any:
             try:
+                if forms is not None:
+                    if len(keywords) == 1 and "opts" in keywords:  # dist.barrier passes them so
+                        arguments, keywords = (*arguments, keywords["opts"]), {}
+                    if keywords or not arguments or type(arguments[-1]) is not forms.options:
+                        arguments, keywords = forms.resolve(arguments, keywords), {}
                 return method(self, *arguments, **keywords)
             except Exception as error:
                 self._refuse(kind, error)
@@ -97,7 +117,6 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         self._timeout_s = timeout.total_seconds()
         self._nmonitored = 0
         self._name = self._description = ""
-        self.options = types.SimpleNamespace()  # torch reads this attribute of gloo's groups
         self._calling = threading.Lock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
         self._unfinished: list[Operation] = []  # with staged results, not yet waited for
@@ -109,10 +128,19 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- reductions --
 
-    def allreduce(self, tensors: Any, opts: Any = _ALLREDUCE) -> _Pending:
+    def allreduce(
+        self, tensors: Any = None, opts: Any = _ALLREDUCE, timeout: Any = None, **keywords: Any
+    ) -> _Pending:
         # Fast path for most calls and for DDP's buckets: after some compute every line of code is a cache
         # miss, which costs more than the call.
-        if type(tensors) is list and len(tensors) == 1 and not profiler._is_profiler_enabled:
+        if (
+            type(opts) is _AllreduceOptions
+            and type(tensors) is list
+            and len(tensors) == 1
+            and timeout is None
+            and not keywords
+            and not profiler._is_profiler_enabled
+        ):
             number, memory = hash(opts.reduceOp), memory_of(tensors[0])
             if number < _PREMUL_SUM and memory is not None:
                 if not opts.asyncOp:
@@ -123,15 +151,26 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
                     part = self.comm.all_reduce(memory, _OPS[number], async_op=True)
                 operation = Operation((part,), tensors, self._completer)
                 return self._answer(operation, sys._getframe(1).f_globals)
-        return self._reduce_for_all(tensors, opts)
+        if tensors is not None:
+            keywords["tensor" if isinstance(tensors, torch.Tensor) else "tensors"] = tensors
+        if timeout is not None:
+            keywords["timeout"] = timeout
+        if opts is not _ALLREDUCE:
+            keywords["opts" if type(opts) is _AllreduceOptions else "op"] = opts
+        return self._reduce_for_all(**keywords)
 
-    @_refusing("all_reduce")
+    @_refusing("all_reduce", "allreduce")
     def _reduce_for_all(self, tensors: Any, opts: Any) -> _Pending:
-        # DDP's join passes a tensor without a list.
-        tensor = tensors if isinstance(tensors, torch.Tensor) else _only(tensors)
+        taken, number = Taken(), hash(opts.reduceOp)
+        if len(tensors) > 1:
+            check_alike(tensors[1:], tensors[0], "the list of tensors", first=1)
+            stage = _folded(tensors, number)
+            for tensor in tensors:
+                taken.copy_back(tensor, stage)
+            return self._call(opts, taken, list(tensors), "all_reduce", stage_memory(stage), _op(number))
+        tensor = _only(tensors)
         if tensor.is_sparse:
             return self._add_sparse(tensor, opts)
-        taken, number = Taken(), hash(opts.reduceOp)
         memory = taken.changed(tensor) if number < _PREMUL_SUM else _multiplied(taken, tensor, opts.reduceOp)
         return self._call(opts, taken, [tensor], "all_reduce", memory, _op(number))
 
@@ -155,7 +194,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             memories = [taken.changed(tensor) for tensor in tensors]
         return self._call(opts, taken, list(tensors), "all_reduce_many", memories, _op(number))
 
-    @_refusing("reduce")
+    @_refusing("reduce", "reduce")
     def reduce(self, tensors: Any, opts: Any) -> _Pending:
         tensor, taken, number = _only(tensors), Taken(), hash(opts.reduceOp)
         is_root = opts.rootRank == self.comm.rank
@@ -165,17 +204,19 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             memory = taken.changed(tensor) if is_root else taken.given(tensor)
         return self._call(opts, taken, [tensor], "reduce", memory, _op(number), opts.rootRank)
 
-    @_refusing("reduce_scatter")
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER) -> _Pending:
+    @_refusing("reduce_scatter", "reduce_scatter")
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> _Pending:
         output, parts, taken = _only(outputs), _only(inputs), Taken()
         check_alike(parts, output, "the list of inputs")
         self._check_length(parts, "inputs")
         return self._reduce_scatter(opts, taken, output, parts, taken.joined(parts, given=True))
 
     @_refusing("reduce_scatter")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _REDUCE_SCATTER) -> _Pending:
+    def reduce_scatter_single(
+        self, outputTensor: Any, inputTensor: Any, opts: Any = _REDUCE_SCATTER
+    ) -> _Pending:
         taken = Taken()
-        return self._reduce_scatter(opts, taken, output, [input], taken.given(input))
+        return self._reduce_scatter(opts, taken, outputTensor, [inputTensor], taken.given(inputTensor))
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -198,14 +239,20 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- moving --
 
-    @_refusing("broadcast")
-    def broadcast(self, tensors: Any, opts: Any = _BROADCAST) -> _Pending:
-        tensor, taken = _only(tensors), Taken()
+    @_refusing("broadcast", "broadcast")
+    def broadcast(self, tensors: Any, opts: Any) -> _Pending:
+        taken = Taken()
+        if len(tensors) > 1:
+            check_alike(tensors[1:], tensors[0], "the list of tensors", first=1)
+        tensor = tensors[opts.rootTensor] if len(tensors) > opts.rootTensor >= 0 else _only(tensors)
         memory = taken.given(tensor) if opts.rootRank == self.comm.rank else taken.changed(tensor)
-        return self._call(opts, taken, [tensor], "broadcast", memory, opts.rootRank)
+        for other in tensors:
+            if other is not tensor:
+                taken.copy_back(other, tensor)
+        return self._call(opts, taken, list(tensors), "broadcast", memory, opts.rootRank)
 
-    @_refusing("all_gather")
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
+    @_refusing("all_gather", "allgather")
+    def allgather(self, outputs: Any, inputs: Any, opts: Any) -> _Pending:
         parts, tensor, taken = _only(outputs), _only(inputs), Taken()
         self._check_length(parts, "outputs")
         if all(part.numel() == tensor.numel() for part in parts):
@@ -236,8 +283,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @_refusing("gather")
-    def gather(self, outputs: Any, inputs: Any, opts: Any = _GATHER) -> _Pending:
+    @_refusing("gather", "gather")
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> _Pending:
         tensor, taken = _only(inputs), Taken()
         if opts.rootRank != self.comm.rank:
             return self._call(opts, taken, [], "gather", taken.given(tensor), opts.rootRank)
@@ -247,8 +294,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         out = taken.joined(parts, given=False)
         return self._call(opts, taken, list(parts), "gather", taken.given(tensor), opts.rootRank, out=out)
 
-    @_refusing("scatter")
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = _SCATTER) -> _Pending:
+    @_refusing("scatter", "scatter")
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> _Pending:
         output, taken = _only(outputs), Taken()
         out = taken.changed(output)
         given = None
@@ -259,14 +306,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             given = taken.joined(parts, given=True)
         return self._call(opts, taken, [output], "scatter", given, opts.rootRank, out=out)
 
-    @_refusing("all_to_all")
+    @_refusing("all_to_all", "all_to_all_single")
     def all_to_all_single(
         self,
         output: Any,
         input: Any,
         output_lengths: Any,
         input_lengths: Any,
-        opts: Any = _ALL_TO_ALL,
+        opts: Any,
     ) -> _Pending:
         """Exchange rows. lengths: the rows for each rank, or empty if all are equal."""
         taken = Taken()
@@ -290,22 +337,22 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- one to one --
 
-    def send(self, tensors: Any, dest: int, tag: int) -> dist.Work:
+    def send(self, tensors: Any, dstRank: int, tag: int) -> dist.Work:
         tensor, taken = _only(tensors), Taken()
         memory = taken.given(tensor)
         with _profiled("send", tensors), self._messaging:
-            transfer = self.comm.isend(memory, dest, tag)
+            transfer = self.comm.isend(memory, dstRank, tag)
             if transfer.done():
                 return self._sent
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = Operation((message,), [tensor], self._completer)
         return self._answer(operation, sys._getframe(1).f_globals)
 
-    def recv(self, tensors: Any, source: int, tag: int) -> dist.Work:
+    def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
         tensor, taken = _only(tensors), Taken()
         memory = taken.changed(tensor)
         with _profiled("recv", tensors), self._messaging:
-            transfer = self.comm.irecv(memory, source, tag)
+            transfer = self.comm.irecv(memory, srcRank, tag)
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = operation_of((message,), [tensor], self._completer, taken.finish)
         return self._answer(operation, sys._getframe(1).f_globals)
@@ -315,7 +362,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- meeting --
 
-    def barrier(self, opts: Any = _BARRIER) -> _Pending:
+    @_refusing("barrier", "barrier")
+    def barrier(self, opts: Any) -> _Pending:
         work = self._call(opts, Taken(), [], "barrier")
         if work is None:
             self._finish_done()
@@ -430,7 +478,9 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _check_length(self, tensors: Sequence[Any], what: str) -> None:
         if len(tensors) != self.comm.size:
-            raise ValueError(f"there are {len(tensors)} {what} for {self.comm.size} ranks; give one for each")
+            raise TensorError(
+                f"there are {len(tensors)} {what} for {self.comm.size} ranks; give one for each"
+            )
 
     def _rows(self, data: Any, tensor: torch.Tensor, lengths: Any, what: str) -> list[Any]:
         """Return the pieces of a tensor's bytes, lengths[r] rows for rank r."""
@@ -499,6 +549,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             raise RuntimeError(f"a process group of shmring is for CPU tensors, not for tensors on {device}")
         return self
 
+    @property
+    def options(self) -> types.SimpleNamespace:
+        """The options that torch reads of gloo's groups."""
+        return types.SimpleNamespace(_timeout=datetime.timedelta(seconds=self._timeout_s))
+
+    use_pg_for_symm_mem_rendezvous = False
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def _set_sequence_number_for_group(self) -> None:
@@ -536,13 +592,24 @@ def _calling_module() -> str:
 
 
 def _only(tensors: Sequence[Any]) -> Any:
+    if isinstance(tensors, torch.Tensor):
+        raise TypeError("pass a list of one tensor, or lists of tensors, to the form of a call with options")
     if len(tensors) != 1:
-        raise ValueError(f"a rank passed {len(tensors)} tensors, or lists of tensors; shmring takes one")
+        raise TensorError(f"a rank passed {len(tensors)} tensors, or lists of tensors; shmring takes one")
     return tensors[0]
 
 
 def _op(number: int) -> str:
     return _OPS[number] if number < len(_OPS) else "sum"
+
+
+def _folded(tensors: Sequence[torch.Tensor], number: int) -> torch.Tensor:
+    """Return a new tensor with the reduction of this rank's tensors; the other ranks' are added to it."""
+    fold = _FOLDS.get(number)
+    if fold is None:
+        raise TensorError(f"shmring does not reduce {len(tensors)} tensors of a rank by this op; pass one")
+    with plain_torch():
+        return functools.reduce(fold, tensors).contiguous()
 
 
 def _factor(op: Any) -> Any:

@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shmring import Memory
 
+# Return the tensor's own memory; None if its elements are not stored there in order as they read.
+memory_of = Memory.of
 
-def memory_of(tensor: torch.Tensor) -> Memory | None:
-    """Return the tensor's own memory; None if its elements are not stored there in order as they read."""
-    memory = Memory.of(tensor)
-    return None if memory is None or tensor.is_neg() or tensor.is_conj() else memory
+
+class TensorError(ValueError, RuntimeError):
+    """For tensors that do not fit together or are too many; gloo raises RuntimeError for them."""
 
 
 @contextlib.contextmanager
@@ -82,11 +83,14 @@ class Taken:
         self._copies.clear()
 
 
-def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
-    """Raise ValueError unless all have the dtype and the number of elements of `like`."""
-    for number, tensor in enumerate(tensors):
+def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, *, first: int = 0) -> None:
+    """Raise TensorError unless all have the dtype and the number of elements of `like`.
+
+    first: the number of the first of them in the list that the user passed.
+    """
+    for number, tensor in enumerate(tensors, first):
         if tensor.dtype != like.dtype or tensor.numel() != like.numel():
-            raise ValueError(
+            raise TensorError(
                 f"{what}[{number}] is {tensor.dtype}[{tensor.numel()}]; "
                 f"the others and this rank's tensor are {like.dtype}[{like.numel()}]"
             )

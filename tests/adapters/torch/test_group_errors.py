@@ -23,7 +23,10 @@ from shmring.adapters._torch.work import Message
 def wrong_arguments(comm):
     with group_of(comm) as group:
         for call, kind, match in (
-            (lambda: group.allreduce([torch.ones(1)] * 2), ValueError, "2 tensors"),
+            (lambda: group.reduce([torch.ones(1)] * 2), ValueError, "2 tensors"),
+            (lambda: group.allreduce([torch.ones(1), torch.ones(2)]), ValueError, r"tensors\[1\]"),
+            (lambda: group.allreduce([torch.ones(1)] * 2, dist.ReduceOp.AVG), RuntimeError, "pass one"),
+            (lambda: group.broadcast(torch.ones(1)), TypeError, "root: rank"),
             (lambda: dist.all_reduce(torch.ones(2, device="meta")), ValueError, "on meta"),
             (lambda: group.allgather([[torch.ones(1)]], [torch.ones(1)]), ValueError, "1 outputs"),
             (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), ValueError, "only sums"),
@@ -63,7 +66,7 @@ def wrong_on_one(comm, call):
                 dist.all_to_all_single(torch.empty(6), x, lengths, lengths)
         except (ValueError, shmring.Mismatch) as error:
             assert time.monotonic() - begin < 5
-            return type(error).__name__
+            return "ValueError" if isinstance(error, ValueError) else type(error).__name__
         return "nothing"
 
 
