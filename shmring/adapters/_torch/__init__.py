@@ -3,6 +3,7 @@
 torch  --entry point-->  entry  -->  adapters/torch
                                        |
                          compressed -> buckets -> group: ProcessGroup
+                                                    |-- all_reduce  of one dense tensor, in C
                                                     |-- overloads   all forms of a call -> that with options
                                                     |-- tensors     a tensor -> memory for a collective
                                                     |-- work        what an asynchronous call returns

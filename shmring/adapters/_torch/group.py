@@ -25,6 +25,7 @@ from torch.autograd import profiler
 
 import shmring
 
+from . import all_reduce
 from .monitored import monitored_barrier
 from .overloads import FORMS
 from .sparse import gather_entries
@@ -63,13 +64,12 @@ _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
         ("bxor", torch.bitwise_xor),
     )
 }
+all_reduce.prepare(c10d.AllreduceOptions, vars(profiler), _OPS)
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()
-_AllreduceOptions = c10d.AllreduceOptions
 _ALLGATHER = c10d.AllgatherOptions()
 _ALLREDUCE_COALESCED = c10d.AllreduceCoalescedOptions()
-_ALLREDUCE = c10d.AllreduceOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _OF_PYTHON = vars(c10d)  # globals of the module that makes most calls from Python
 _UNSEEN = contextlib.nullcontext()
@@ -128,36 +128,22 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     # -- reductions --
 
-    def allreduce(
-        self, tensors: Any = None, opts: Any = _ALLREDUCE, timeout: Any = None, **keywords: Any
-    ) -> _Pending:
-        # Fast path for most calls and for DDP's buckets: after some compute every line of code is a cache
-        # miss, which costs more than the call.
-        if (
-            type(opts) is _AllreduceOptions
-            and type(tensors) is list
-            and len(tensors) == 1
-            and timeout is None
-            and not keywords
-            and not profiler._is_profiler_enabled
-        ):
-            number, memory = hash(opts.reduceOp), memory_of(tensors[0])
-            if number < _PREMUL_SUM and memory is not None:
-                if not opts.asyncOp:
-                    with self._calling:
-                        self.comm.all_reduce(memory, _OPS[number])
-                    return None
-                with self._calling:
-                    part = self.comm.all_reduce(memory, _OPS[number], async_op=True)
-                operation = Operation((part,), tensors, self._completer)
-                return self._answer(operation, sys._getframe(1).f_globals)
+    allreduce = all_reduce.allreduce
+
+    def _issue_all_reduce(self, tensors: list[Any], memory: shmring.Memory, op: Any) -> dist.Work:
+        with self._calling:
+            part = self.comm.all_reduce(memory, op, async_op=True)
+        operation = Operation((part,), tensors, self._completer)
+        return self._answer(operation, sys._getframe(1).f_globals)
+
+    def _reduce_any_for_all(self, tensors: Any, opts: Any, timeout: Any, tensor: Any, op: Any) -> _Pending:
+        """Reduce what is not one dense tensor, or is given in another form than with options."""
+        given = {"timeout": timeout, "tensor": tensor, "op": op}
         if tensors is not None:
-            keywords["tensor" if isinstance(tensors, torch.Tensor) else "tensors"] = tensors
-        if timeout is not None:
-            keywords["timeout"] = timeout
-        if opts is not _ALLREDUCE:
-            keywords["opts" if type(opts) is _AllreduceOptions else "op"] = opts
-        return self._reduce_for_all(**keywords)
+            given["tensor" if isinstance(tensors, torch.Tensor) else "tensors"] = tensors
+        if opts is not None:
+            given["opts" if isinstance(opts, c10d.AllreduceOptions) else "op"] = opts
+        return self._reduce_for_all(**{name: value for name, value in given.items() if value is not None})
 
     @_refusing("all_reduce", "allreduce")
     def _reduce_for_all(self, tensors: Any, opts: Any) -> _Pending:
