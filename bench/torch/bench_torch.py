@@ -29,10 +29,11 @@ from bench.peers.interleave import Cell, Match, Noise, Sample
 from bench.peers.peers import machine, print_noise
 from bench.peers.probe import Probe, compile_probe
 from bench.torch import torch_runs
-from bench.torch.torch_libraries import ASYNC, BARRIER, SYNC
+from bench.torch.torch_libraries import ASYNC, BARRIER, COMM, SYNC
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BACKENDS = ("gloo", "shmring")
+VARIANTS = {"gloo": (SYNC, ASYNC), "shmring": (SYNC, ASYNC, COMM)}  # COMM: Comm's own calls, on tensors
 KIB, MIB = 1 << 10, 1 << 20
 ONE_FLOAT = 4
 SAMPLE_S = 0.030  # gloo's first calls after a pause may wait for a clock tick
@@ -107,7 +108,7 @@ def environment() -> dict[str, str]:
 
 
 def contestants(options: argparse.Namespace, python: Path) -> list[Contestant]:
-    return [Contestant(name, f"torch {name}", python, (SYNC, ASYNC), environment=environment(),
+    return [Contestant(name, f"torch {name}", python, VARIANTS[name], environment=environment(),
                        sample_s=SAMPLE_S) for name in options.only]
 
 
@@ -136,7 +137,8 @@ def rows_of(taken: list[tuple[str, Sample]]) -> list[Row]:
     for call, sample in taken:
         key = (call, sample.nbytes, sample.variant)
         rows.setdefault(key, Row(*key)).us.setdefault(sample.contestant, []).append(sample.us)
-    return sorted(rows.values(), key=lambda row: (row.variant == ASYNC, row.call != "all_reduce"))
+    order = VARIANTS["shmring"]
+    return sorted(rows.values(), key=lambda row: (order.index(row.variant), row.call != "all_reduce"))
 
 
 def table(rows: list[Row], nprocs: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from bench.common.calls import Array
 from bench.peers.peer_libraries import Job, Library, Prepared
 
-SYNC, ASYNC = "sync", "async"
+SYNC, ASYNC, COMM = "sync", "async", "comm"
 BARRIER = "barrier"
 
 
@@ -40,7 +40,7 @@ class TorchGloo(Library):
         x = np.empty(job.count, job.dtype)
         names: dict[str, Any] = {"f": getattr(self.dist, job.call), "t": self.torch.from_numpy(x)}
         arguments = {"all_reduce": "t", "broadcast": "t, 0", BARRIER: ""}[job.call]
-        if job.variant == SYNC:
+        if job.variant != ASYNC:
             return Prepared(x, x, f"f({arguments})", names)
         separator = ", " if arguments else ""
         return Prepared(x, x, f"f({arguments}{separator}async_op=True).wait()", names)
@@ -64,6 +64,13 @@ class TorchShmring(TorchGloo):
 
         register_backend()
         super().join(token)
+
+    def prepare(self, job: Job) -> Prepared:
+        """Prepare the call of torch.distributed, or the communicator's own on the same tensor."""
+        prepared = super().prepare(job)
+        if job.variant == COMM:
+            prepared.names["f"] = getattr(self.dist.group.WORLD.comm, job.call)
+        return prepared
 
     def versions(self) -> dict[str, str]:
         import shmring
