@@ -162,7 +162,8 @@ class Mapping:
             _libc.munmap(address, self.nbytes)
 
     def __del__(self) -> None:
-        self.close()
+        if _libc is not None:  # else the interpreter is ending and has cleared this module; the kernel unmaps
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Mapping of {self.nbytes} bytes at {self.address:#x}>"
