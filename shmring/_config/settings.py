@@ -24,6 +24,7 @@ ALGORITHMS = (
     *("tree", "double_tree", "master"),
 )
 PATHS = ("auto", "near", "far")
+REPLACED = ("gloo",)  # backends of torch.distributed
 ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
 MIN_KEY_CHARACTERS = 16
 MAX_RANKS = 4096  # SR_MAX_RANKS
@@ -56,6 +57,7 @@ class Settings:
     restart: int = 0  # restarts of this job by shmrun so far, for the script
     joined: int | None = None  # the process that has joined as this rank, for processes that it starts
     mpi4py: bool = False  # let `import mpi4py` mean shmring's stand-in
+    replaces: str | None = None  # the backend of torch.distributed in whose place shmring stands
     tuning: str = "auto"  # "none", or a file; rank 0's value holds
     wire_slice_nbytes: int = 0  # bytes sent between hosts at once; 0: as tuned; rank 0's value holds
     message_ring_nbytes: int = 0  # 0: by the number of ranks; tests use small rings
@@ -96,6 +98,7 @@ class Settings:
             restart=read("SHMRING_RESTART", _integer(0, 1_000_000), 0),
             joined=read("SHMRING_JOINED", _integer(1, 2**31 - 1), None),
             mpi4py=read("SHMRING_MPI4PY", _integer(0, 1), 0) == 1,
+            replaces=read("SHMRING_REPLACES", _choice(REPLACED), None),
             trace=read("SHMRING_TRACE", _text(4096), None),
             tuning=read("SHMRING_TUNING", _text(4096), "auto"),
             wire_slice_nbytes=read("SHMRING_WIRE_SLICE", _size(4096, 1 << 28), 0),
@@ -115,6 +118,12 @@ class Settings:
             raise ValueError(
                 f"SHMRING_RANK is {self.rank}; allowed: 0 to {self.size - 1}, as SHMRING_SIZE is {self.size}"
             )
+
+
+def replaced_backend(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the value of SHMRING_REPLACES alone. Raises ValueError if it is wrong."""
+    name = "SHMRING_REPLACES"
+    return Settings.from_environment({name: environ.get(name, "")}).replaces
 
 
 @dataclass(frozen=True)

@@ -6,28 +6,21 @@ No import is needed: torch finds the backend if shmring is installed. If shmring
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import datetime
-import ipaddress
-import json
-import os
-import secrets
-import socket
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import shmring
 
 from .._config.optional_deps import need
-from ._tasks import free_port, join_address
 
-__all__ = ["compress_buckets", "create_group", "meet", "register_backend", "share_buckets"]
-
-_NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leaves this host
-_ASKED = "asked by rank 0"
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
+__all__ = [
+    "compress_buckets",
+    "create_group",
+    "meet",
+    "register_backend",
+    "replace_gloo",
+    "share_buckets",
+]
 
 
 def register_backend() -> None:
@@ -46,6 +39,37 @@ def register_backend() -> None:
     need("torch.distributed", "torch", __name__).Backend.register_backend(
         "shmring", create_group, devices=["cpu"]
     )
+
+
+def replace_gloo(on: bool = True) -> None:
+    """Let programs that ask torch.distributed for "gloo" get shmring for their CPU tensors.
+
+    The names that programs see do not change: `torch.distributed.get_backend()` returns "gloo". Calls that
+    shmring does not serve go to gloo itself, such as calls with tensors on a GPU. `SHMRING_REPLACES=gloo`
+    in the environment does the same when torch is imported, if shmring is installed.
+
+    Parameters
+    ----------
+    on : bool
+        False: torch makes gloo's groups again. Existing groups stay as they are.
+
+    Examples
+    --------
+    ::
+
+        import torch.distributed
+        from shmring.adapters import torch as shmring_torch
+
+        shmring_torch.replace_gloo()
+        torch.distributed.init_process_group("gloo")
+    """
+    from ._torch import replacing
+
+    c10d = need("torch.distributed.distributed_c10d", "torch", __name__)
+    if on:
+        replacing.replace_gloo(c10d)
+    else:
+        replacing.restore_gloo(c10d)
 
 
 def create_group(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Any:
@@ -108,9 +132,9 @@ def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmri
 
         comm = shmring_torch.meet(store, rank, size, datetime.timedelta(seconds=60))
     """
-    timeout_s = timeout.total_seconds()
-    world = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
-    return shmring.init(world, rank, timeout=timeout_s)
+    from ._torch import meeting
+
+    return meeting.meet(store, rank, size, timeout)
 
 
 def compress_buckets(model: Any, compressor: Any) -> None:
@@ -166,66 +190,3 @@ def share_buckets(model: Any) -> None:
     from ._torch.buckets import share_buckets
 
     share_buckets(model)
-
-
-# The store may hold entries of earlier ranks: torchrun's store outlives the ranks that it restarts, and files
-# persist. So rank 0 publishes a new world id; each other rank answers under that id with a new random key,
-# and accepts only what rank 0 stores under that key.
-
-
-def _lead(store: Any, size: int) -> shmring.World:
-    """Make a new world, with an address if there are several hosts, and tell the other ranks. Rank 0 only."""
-    world = shmring.world(size)
-    store.set(_ASKED, world.id)
-    answers = [json.loads(store.get(_answer_key(world.id, other))) for other in range(1, size)]
-    if any(answer["host"] != shmring.host_id() for answer in answers):
-        world = dataclasses.replace(world, address=join_address(_own_address(), free_port()))
-    fields = {"id": world.id, "key": world.key.hex(), "nprocs": size, "address": world.address}
-    for answer in answers:
-        store.set(answer["reply key"], json.dumps(fields))
-    return world
-
-
-def _join(store: Any, rank: int, size: int, timeout_s: float) -> shmring.World:
-    """Return the world that rank 0 has made."""
-    reply_key = f"reply to rank {rank} {secrets.token_hex(8)}"
-    answer = json.dumps({"host": shmring.host_id(), "reply key": reply_key})
-    until, pause_s, asked = time.monotonic() + timeout_s, _FIRST_PAUSE_S, b""
-    while not store.check([reply_key]):
-        if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:
-            asked, pause_s = latest, _FIRST_PAUSE_S
-            store.set(_answer_key(asked.decode(), rank), answer)
-        if time.monotonic() > until:
-            raise shmring.Timeout(
-                f"rank 0 did not tell rank {rank} of {size} where to meet within {timeout_s:g} s: start all "
-                "ranks, or allow a longer timeout"
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    fields = json.loads(store.get(reply_key))
-    return shmring.World(
-        fields["id"],
-        bytes.fromhex(fields["key"]),
-        fields["nprocs"],
-        fields["address"],
-    )
-
-
-def _answer_key(asked: str, rank: int) -> str:
-    return f"answer of rank {rank} to {asked}"
-
-
-def _own_address() -> str:
-    """Return this host's address for other hosts: the source address on the route to MASTER_ADDR."""
-    found = [*_ways_to(os.environ.get("MASTER_ADDR", "localhost")), *_ways_to(_NOBODY)]
-    others = [address for address in found if not ipaddress.ip_address(address).is_loopback]
-    return (others or found or ["127.0.0.1"])[0]
-
-
-def _ways_to(host: str) -> Iterator[str]:
-    """Yield the source addresses on the route to `host`. Sends nothing."""
-    with contextlib.suppress(OSError):
-        for family, *_, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(address)
-                yield str(probe.getsockname()[0]).partition("%")[0]

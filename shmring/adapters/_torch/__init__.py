@@ -1,14 +1,16 @@
-"""The parts of the torch backend; `shmring.adapters.torch` is its public interface.
+r"""The parts of the torch backend; `shmring.adapters.torch` is its public interface.
 
-torch  --entry point-->  entry  -->  adapters/torch
-                                       |
-                         compressed -> buckets -> group: ProcessGroup
-                                                    |-- all_reduce  of one dense tensor, in C
-                                                    |-- overloads   all forms of a call -> that with options
-                                                    |-- tensors     a tensor -> memory for a collective
-                                                    |-- work        what an asynchronous call returns
-                                                    |-- sparse      sums of sparse tensors
-                                                    |-- monitored   monitored_barrier
+torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find each other in torch's store
+                           |           |
+        "gloo" -->  replacing          |
+                      |                |
+                    replacement        |
+                           \           |
+             compressed -> buckets -> group: ProcessGroup
+                                        |-- tensors     a tensor -> memory for a collective
+                                        |-- work        what an asynchronous call returns
+                                        |-- sparse      sums of sparse tensors
+                                        |-- monitored   monitored_barrier
 
 `entry` loads neither NumPy nor the engine, because `import torch` runs it.
 """

@@ -1,6 +1,7 @@
 """The entry point that `import torch` runs if shmring is installed (see pyproject.toml).
 
-This module loads neither shmring's engine nor NumPy.
+It also puts shmring in the place of gloo if SHMRING_REPLACES says so. This module loads neither shmring's
+engine nor NumPy.
 """
 
 from __future__ import annotations
@@ -10,13 +11,28 @@ from typing import Any
 
 
 def register() -> None:
-    """Register the backend "shmring" with torch.distributed. A failure only warns."""
+    """Register the backend "shmring" with torch.distributed. A failure only warns.
+
+    With SHMRING_REPLACES, a failure is an error: the program counts on shmring.
+    """
     try:
         from torch.distributed import Backend
 
         Backend.register_backend("shmring", _create_group, devices=["cpu"])
     except Exception as error:  # a torch without distributed, or an unknown version
         warnings.warn(f"the backend shmring was not registered with torch.distributed: {error}", stacklevel=2)
+    if _replaced_backend() == "gloo":
+        import torch.distributed.distributed_c10d as c10d
+
+        from .replacing import replace_gloo
+
+        replace_gloo(c10d)
+
+
+def _replaced_backend() -> str | None:
+    from ..._config.settings import replaced_backend
+
+    return replaced_backend()
 
 
 def _create_group(*arguments: Any) -> Any:

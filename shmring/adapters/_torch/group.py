@@ -572,7 +572,7 @@ def _calling_module() -> str:
     runs at once. Python callers may have such callbacks; DDP's buckets come from C++.
     """
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") == __name__:
+    while frame is not None and frame.f_globals.get("__package__") == __package__:
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else str(frame.f_globals.get("__name__"))
 
@@ -615,15 +615,15 @@ def _seconds(timeout: datetime.timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
 
 
-def _hide_from_dynamo() -> None:
-    """Make torch.compile skip these methods and everything that they call."""
+def hide_from_dynamo(*owners: type) -> None:
+    """Make torch.compile skip the methods of these classes and everything that they call."""
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-    for owner in (Group, Operation, StagedOperation, Handle, Work, UnknownWork, LentWork):
+    for owner in owners:
         for method in vars(owner).values():
             if hasattr(method, "__code__"):
                 eval_frame.set_code_exec_strategy(method.__code__, skip)
 
 
-_hide_from_dynamo()
+hide_from_dynamo(Group, Operation, StagedOperation, Handle, Work, UnknownWork, LentWork)

@@ -20,6 +20,18 @@ class TensorError(ValueError, RuntimeError):
     """For tensors that do not fit together or are too many; gloo raises RuntimeError for them."""
 
 
+class NotServed(Exception):
+    """A tensor of a kind that shmring does not take; raised before the call has begun."""
+
+
+class _OtherTensor(NotServed, ValueError):
+    """A tensor on another device than the CPU, or of another layout."""
+
+
+class _OtherDtype(NotServed, TypeError):
+    """A tensor of a dtype that shmring does not know."""
+
+
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Disable the caller's torch modes and overrides within the block."""
@@ -109,7 +121,7 @@ def _behind(tensor: torch.Tensor) -> torch.Tensor:
 
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cpu or tensor.layout != torch.strided:
-        raise ValueError(
+        raise _OtherTensor(
             f"shmring takes dense CPU tensors, not {tensor.layout} tensors on {tensor.device}; use the "
             "accelerator's own backend for its tensors, and shmring for CPU tensors"
         )
@@ -126,7 +138,7 @@ def stage_memory(stage: torch.Tensor) -> Memory:
     """Return the memory of a tensor that is made for a call: contiguous, on the CPU."""
     memory = Memory.of(stage)
     if memory is None:
-        raise TypeError(
+        raise _OtherDtype(
             f"shmring has no {stage.dtype}; convert the tensor, or send its bytes: .view(torch.uint8)"
         )
     return memory

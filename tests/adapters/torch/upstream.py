@@ -39,20 +39,6 @@ def arguments():
     return parser.parse_args()
 
 
-def put_in_place_of_gloo():
-    """Tests that gloo runs are chosen by its name."""
-    import torch.distributed.distributed_c10d as c10d
-
-    from shmring.adapters import torch as adapter
-    from shmring.adapters._torch.group import Group
-
-    class Replacement(Group):
-        def __init__(self, store, rank, size, timeout):
-            super().__init__(adapter.meet(store, rank, size, timeout), store, timeout)
-
-    c10d.ProcessGroupGloo = Replacement
-
-
 def put_cpu_in_place_of_gpus():
     """For the tests that ON_CPU names."""
     import torch
@@ -106,7 +92,9 @@ def main():
     put_cpu_in_place_of_gpus()
     cases = tests_class(options.size)
     if options.backend == "shmring":
-        put_in_place_of_gloo()
+        from shmring.adapters.torch import replace_gloo
+
+        replace_gloo()  # tests that gloo runs are chosen by its name
     names = unittest.defaultTestLoader.getTestCaseNames(cases)
     if options.backend == "shmring":
         names = [name for name in names if name not in OTHERWISE]

@@ -1,0 +1,121 @@
+"""Connect the ranks of a new group through torch's store. This module does not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import shmring
+
+from .._tasks import free_port, join_address
+from .unfit import Unfit
+
+_NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leaves this host
+_ASKED = "asked by rank 0"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
+
+
+def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
+    """Return a communicator of the ranks that share the store. Collective."""
+    timeout_s = timeout.total_seconds()
+    fields = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
+    return shmring.init(_world_of(fields), rank, timeout=timeout_s)
+
+
+def meet_in_place_of_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
+    """Return a communicator as `meet`. Raises Unfit on all ranks if their versions of shmring differ."""
+    timeout_s = timeout.total_seconds()
+    try:
+        fields = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
+    except Exception as error:
+        error.add_note("shmring stands in gloo's place: set SHMRING_REPLACES=gloo for all ranks or for none")
+        raise
+    versions = sorted(set(fields["versions"]))
+    if len(versions) > 1:
+        raise Unfit(f"its ranks have different versions of shmring, {' and '.join(versions)}")
+    return shmring.init(_world_of(fields), rank, timeout=timeout_s)
+
+
+# The store may hold entries of earlier ranks: torchrun's store outlives the ranks that it restarts, and files
+# persist. So rank 0 publishes a new world id; each other rank answers under that id with a new random key,
+# and accepts only what rank 0 stores under that key.
+
+
+def _lead(store: Any, size: int) -> dict[str, Any]:
+    """Make a new world, with an address if there are several hosts, and tell the other ranks. Rank 0 only.
+
+    Returns what they are told.
+    """
+    world = shmring.world(size)
+    store.set(_ASKED, world.id)
+    answers = [json.loads(store.get(_answer_key(world.id, other))) for other in range(1, size)]
+    if any(answer["host"] != shmring.host_id() for answer in answers):
+        world = dataclasses.replace(world, address=join_address(_own_address(), free_port()))
+    fields = {
+        "id": world.id,
+        "key": world.key.hex(),
+        "nprocs": size,
+        "address": world.address,
+        "versions": [shmring.__version__, *(answer["version"] for answer in answers)],
+    }
+    for answer in answers:
+        store.set(answer["reply key"], json.dumps(fields))
+    return fields
+
+
+def _join(store: Any, rank: int, size: int, timeout_s: float) -> dict[str, Any]:
+    """Return what rank 0 tells of the world that it has made."""
+    reply_key = f"reply to rank {rank} {secrets.token_hex(8)}"
+    answer = json.dumps({"host": shmring.host_id(), "reply key": reply_key, "version": shmring.__version__})
+    until, pause_s, asked = time.monotonic() + timeout_s, _FIRST_PAUSE_S, b""
+    while not store.check([reply_key]):
+        if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:
+            asked, pause_s = latest, _FIRST_PAUSE_S
+            store.set(_answer_key(asked.decode(), rank), answer)
+        if time.monotonic() > until:
+            raise shmring.Timeout(
+                f"rank 0 did not tell rank {rank} of {size} where to meet within {timeout_s:g} s: start all "
+                "ranks, or allow a longer timeout"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    fields: dict[str, Any] = json.loads(store.get(reply_key))
+    return fields
+
+
+def _world_of(fields: dict[str, Any]) -> shmring.World:
+    return shmring.World(
+        fields["id"],
+        bytes.fromhex(fields["key"]),
+        fields["nprocs"],
+        fields["address"],
+    )
+
+
+def _answer_key(asked: str, rank: int) -> str:
+    return f"answer of rank {rank} to {asked}"
+
+
+def _own_address() -> str:
+    """Return this host's address for other hosts: the source address on the route to MASTER_ADDR."""
+    found = [*_ways_to(os.environ.get("MASTER_ADDR", "localhost")), *_ways_to(_NOBODY)]
+    others = [address for address in found if not ipaddress.ip_address(address).is_loopback]
+    return (others or found or ["127.0.0.1"])[0]
+
+
+def _ways_to(host: str) -> Iterator[str]:
+    """Yield the source addresses on the route to `host`. Sends nothing."""
+    with contextlib.suppress(OSError):
+        for family, *_, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                yield str(probe.getsockname()[0]).partition("%")[0]

@@ -1,0 +1,159 @@
+"""The group that programs get in the place of gloo's: calls that shmring does not serve go to gloo itself.
+
+Gloo itself is a process group of the same ranks, made at the first such call. It connects two ranks when they
+first need each other, so a message between two ranks does not wait for the others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+import shmring
+
+from .group import Group, hide_from_dynamo
+from .meeting import meet_in_place_of_gloo
+from .tensors import NotServed
+
+_log = logging.getLogger("shmring")
+_GLOO = dist.ProcessGroup.BackendType.GLOO
+
+
+def create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Replacement:
+    """Return this rank's group. Collective. Raises Unfit, on all ranks, if shmring cannot connect them."""
+    return Replacement(meet_in_place_of_gloo(store, rank, size, timeout), store, timeout)
+
+
+class Replacement(Group):
+    """A Group that programs see as one of gloo's."""
+
+    def __init__(self, comm: Any, store: dist.Store, timeout: datetime.timedelta) -> None:
+        super().__init__(comm, store, timeout)
+        self.device_types_of_gloo: Sequence[str] = ("cpu",)
+        self._gloo: dist.ProcessGroup | None = None
+        self._making_gloo = threading.Lock()
+
+    def _refuse(self, kind: Any, error: Exception) -> None:
+        if not isinstance(error, NotServed):
+            super()._refuse(kind, error)
+
+    def _each(self, opts: Any, call: Callable[..., Any], outputs: Any, inputs: Any) -> Any:
+        # gloo gets all of the calls, or none.
+        _check_on_cpu(outputs, inputs)
+        return super()._each(opts, functools.partial(getattr(Group, call.__name__), self), outputs, inputs)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
+        try:
+            return Group.recv(self, tensors, shmring.ANY_SOURCE, tag)
+        except NotServed as reason:
+            return self._gloo_for(reason).recv_anysource(tensors, tag)
+
+    def abort(self) -> None:
+        super().abort()
+        if self._gloo is not None:
+            self._gloo.abort()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._gloo is not None:
+            self._gloo.shutdown()
+
+    # -- gloo itself --
+
+    def _gloo_for(self, reason: Any) -> dist.ProcessGroup:
+        with self._making_gloo:
+            if self._gloo is None:
+                self._gloo = self._make_gloo()
+                if self.comm.rank == 0:
+                    what = str(reason).partition(";")[0]
+                    _log.warning("gloo itself makes some calls of the group %r: %s", self._name, what)
+            return self._gloo
+
+    def _make_gloo(self) -> dist.ProcessGroup:
+        """Return a process group of gloo of the same ranks, which waits for none of them."""
+        options = c10d.ProcessGroupGloo._Options()
+        names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+        options._devices = [
+            c10d.ProcessGroupGloo.create_device(interface=name, lazy_init=True) for name in names
+        ] or [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        options._threads = 2 * len(options._devices)
+        options._timeout = datetime.timedelta(seconds=self._timeout_s)
+        store, rank, size = dist.PrefixStore("gloo/", self._store), self.comm.rank, self.comm.size
+        backend = c10d.ProcessGroupGloo(store, rank, size, options)
+        group = dist.ProcessGroup(store, rank, size)
+        group._set_default_backend(_GLOO)
+        for device in dict.fromkeys(("cpu", *self.device_types_of_gloo)):
+            group._register_backend(torch.device(device), _GLOO, backend)
+        group._set_group_name(f"{self._name}:gloo")
+        group._set_group_desc(self._description)
+        return group
+
+    # -- the interface that torch reads --
+
+    # Python reads gloo's name. torch's C++ asks for getBackendName, and would take the group for gloo's own.
+    def name(self) -> str:
+        return "gloo"
+
+    _get_backend_name = name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(device) for device in self.device_types_of_gloo]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        kind = torch.device(device).type
+        if kind == "cpu" or kind not in self.device_types_of_gloo:
+            return super()._get_backend(device)
+        return self._gloo_for(f"the program asks for the backend of {kind}")._get_backend(torch.device(kind))
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if torch.device(device).type == "cpu":
+            super()._start_coalescing(device)
+        else:
+            self._gloo_for(f"calls for {device} are combined")._start_coalescing(device)
+
+
+def _or_by_gloo(name: str) -> Callable[..., Any]:
+    """Return Group's method of this name, which hands a call that shmring does not serve to gloo itself."""
+    method, name_in_gloo = getattr(Group, name), _NAMES_IN_GLOO.get(name, name)
+
+    @functools.wraps(method)
+    def call(self: Replacement, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return method(self, *arguments, **keywords)
+        except NotServed as reason:
+            return getattr(self._gloo_for(reason), name_in_gloo)(*arguments, **keywords)
+
+    return call
+
+
+# Group.allreduce itself makes only calls that shmring serves, and leaves others to this method.
+_NAMES_IN_GLOO = {"_reduce_for_all": "allreduce"}
+for _name in (
+    *("_reduce_for_all", "allreduce_coalesced", "reduce", "broadcast"),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    *("allgather", "all_gather_single", "_allgather_base", "allgather_coalesced"),
+    *("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "gather", "scatter"),
+    *("all_to_all_single", "alltoall_base", "alltoall", "send", "recv"),
+):
+    setattr(Replacement, _name, _or_by_gloo(_name))
+hide_from_dynamo(Replacement)
+
+
+def _check_on_cpu(*tensors: Any) -> None:
+    """Raise NotServed if one of the tensors, in lists of lists, is not on the CPU."""
+    for one in tensors:
+        if not isinstance(one, torch.Tensor):
+            _check_on_cpu(*one)
+        elif not one.is_cpu:
+            raise NotServed(f"shmring does not serve tensors on {one.device}")

@@ -1,0 +1,102 @@
+"""shmring in the place of gloo: what `replace_gloo` changes in torch.distributed.
+
+torch.distributed makes each group in `_new_process_group_helper`. The function here takes its place, and asks
+it for another backend where a program asks for gloo for CPU tensors. It then enters the group under the name
+that the program gave. Direct uses of torch's class ProcessGroupGloo, such as RPC's, stay as they are.
+
+This module loads neither NumPy nor shmring's engine, because `import torch` may run it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .unfit import Unfit
+
+_log = logging.getLogger("shmring")
+_NAME = "shmring_for_gloo"  # of the backend, within torch only
+
+
+def replace_gloo(c10d: Any) -> None:
+    """Put shmring in gloo's place in the module torch.distributed.distributed_c10d. Idempotent."""
+    if is_gloo_replaced(c10d):
+        return
+    c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
+    c10d._new_process_group_helper = _instead_of(c10d._new_process_group_helper, c10d)
+
+
+def restore_gloo(c10d: Any) -> None:
+    """Let torch make gloo's groups again. Existing groups stay as they are."""
+    if is_gloo_replaced(c10d):
+        c10d._new_process_group_helper = c10d._new_process_group_helper.__wrapped__
+
+
+def is_gloo_replaced(c10d: Any) -> bool:
+    return getattr(c10d._new_process_group_helper, "replaces_gloo", False)
+
+
+def _instead_of(make: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def make_group(*arguments: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*arguments, **keywords)
+        given = dict(bound.arguments)
+        backend = str(given["backend"])
+        by_device = _backends_by_device(backend, c10d)
+        if by_device.get("cpu") != "gloo":
+            return make(*arguments, **keywords)
+        try:
+            # A device that the group is bound to would only be asked whether its backend can split groups.
+            bound.arguments |= {"backend": _ours(by_device, given, c10d), "device_id": None}
+            group, store = make(*bound.args, **bound.kwargs)
+        except Unfit as reason:
+            _log_of_rank_0(given["group_rank"], f"gloo itself makes the group {backend!r}: {reason}")
+            return make(*arguments, **keywords)
+        if hasattr(group, "device_types_of_gloo"):  # else this rank is not a member
+            c10d._world.pg_map[group] = (given["backend"], store)
+            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(given["backend"]))
+            group.device_types_of_gloo = list(by_device)
+        return group, store
+
+    make_group.replaces_gloo = True  # type: ignore[attr-defined]
+    return make_group
+
+
+def _backends_by_device(backend: str, c10d: Any) -> dict[str, str]:
+    """Return the backend of each type of device; nothing if gloo is none of them."""
+    if backend != c10d.Backend.UNDEFINED and "gloo" not in backend.lower():
+        return {}
+    return dict(c10d.BackendConfig(backend).get_device_backend_map())
+
+
+def _ours(by_device: Mapping[str, str], given: Mapping[str, Any], c10d: Any) -> str:
+    """Return the backend that torch is to make instead. Raises Unfit if shmring cannot do what is asked."""
+    if getattr(c10d, "_use_torchcomms_enabled", bool)():
+        raise Unfit("torchcomms is on")
+    if given.get("backend_options") is not None:
+        raise Unfit("shmring does not know its options (pg_options)")
+    if given.get("enable_reconfigure"):
+        raise Unfit("shmring does not serve enable_reconfigure in the place of gloo")
+    if os.environ.get("TORCH_DIST_NAN_CHECK") == "1" and hasattr(c10d, "NanCheckHook"):
+        raise Unfit("TORCH_DIST_NAN_CHECK is set, and shmring has no such check")
+    if any(name != "gloo" for name in by_device.values()):
+        # shmring's group is one of Python, and torch makes no other backend beside one of these.
+        raise Unfit("it has several backends; for CPU tensors alone, new_group(backend='gloo') gets shmring")
+    return f"cpu:{_NAME}"
+
+
+def _create(options: Any, _: Any) -> Any:
+    from .replacement import create
+
+    return create(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+def _log_of_rank_0(rank: int, text: str) -> None:
+    if rank == 0:
+        _log.warning(text)
