@@ -56,6 +56,7 @@ FACTS: dict[str, Callable[[Path], Fact]] = {
     "settings": lambda _: software.settings(),
     "job": lambda _: software.job(),
     "threads": lambda _: software.threads(),
+    "gloo": lambda _: software.gloo(),
     "libraries": lambda _: software.libraries(),
 }
 MEASURED = ("between_ranks", "copy_limit")
@@ -268,6 +269,10 @@ def _threads(fact: Fact) -> str:
     return shown or f"none of {', '.join(software.THREAD_VARIABLES)} is set"
 
 
+def _gloo(fact: Fact) -> str:
+    return f"{'replaced by shmring' if fact['replaced'] else 'not replaced'}: {fact['why']}"
+
+
 def _names_and_versions(fact: Fact) -> str:
     return ", ".join(f"{name} {version}" for name, version in fact.items() if version) or "none"
 
@@ -298,6 +303,7 @@ _SECTIONS: dict[str, list[tuple[str, str, Callable[[Fact], str]]]] = {
         ("settings", "settings", _settings),
         ("tuning table", "tuning", _tuning),
         ("threads", "threads", _threads),
+        ("torch's gloo", "gloo", _gloo),
         ("started by", "job", _job),
     ],
     "Installed": [

@@ -75,6 +75,7 @@ FACTS = {
         wrong=maybe(TEXT), commands=TEXTS, kubernetes=TRUTH, slurm_allocation=TRUTH,
     ),
     "threads": exactly(given=TEXTS, free_threaded=TRUTH),
+    "gloo": exactly(replaced=TRUTH, why=TEXT),
     "libraries": {"type": "object", "additionalProperties": maybe(TEXT)},
 }  # fmt: skip
 REPORT = exactly(**{name: {"anyOf": [fact, exactly(unknown=TEXT)]} for name, fact in FACTS.items()})
@@ -134,5 +135,6 @@ WELL = {
         "commands": {}, "kubernetes": False, "slurm_allocation": False,
     },
     "threads": {"given": {"OMP_NUM_THREADS": "1"}, "free_threaded": False},
+    "gloo": {"replaced": False, "why": "torch is not installed"},
     "libraries": {"torch": None},
 }  # fmt: skip

@@ -107,6 +107,29 @@ def test_what_is_around_a_process_is_seen(monkeypatch):
     assert software.threads()["given"]["OMP_NUM_THREADS"] == "3"
 
 
+GLOO = [
+    ({}, "does not ask for it"),
+    ({"SHMRING_REPLACES": "glo"}, "SHMRING_REPLACES is 'glo'; allowed: gloo"),
+    ({"SHMRING_REPLACES": "gloo", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD"),
+    ({"SHMRING_REPLACES": "gloo", "torch": None}, "torch is not installed"),
+    ({"SHMRING_REPLACES": "gloo", "entries": []}, "not installed, so torch does not find it"),
+    ({"SHMRING_REPLACES": "Gloo "}, None),
+]
+
+
+@pytest.mark.parametrize(("given", "why_not"), GLOO, ids=[why or "on" for _, why in GLOO])
+def test_gloo_is_replaced_or_the_reason_is_reported(monkeypatch, given, why_not):
+    monkeypatch.delenv("SHMRING_REPLACES", raising=False)
+    monkeypatch.setattr(software, "libraries", lambda: {"torch": given.get("torch", "2.13.0")})
+    monkeypatch.setattr(software.metadata, "entry_points", lambda **_: given.get("entries", ["shmring"]))
+    for name, text in given.items():
+        if name.isupper():
+            monkeypatch.setenv(name, text)
+    found = software.gloo()
+    assert found["replaced"] is (why_not is None)
+    assert (why_not or "SHMRING_REPLACES asks for it") in found["why"]
+
+
 # ---- other machines ---------------------------------------------------------------------------------------
 
 

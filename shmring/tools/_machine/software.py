@@ -18,7 +18,7 @@ import shmring
 from ..._bootstrap.environment import find_job
 from ..._config import thresholds
 from ..._config import tuning_table as measured
-from ..._config.settings import Settings, Survey
+from ..._config.settings import Settings, Survey, replaced_backend
 from ..._core import kernels
 
 LIBRARIES = (
@@ -100,6 +100,24 @@ def libraries() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def gloo() -> dict[str, Any]:
+    """Return whether programs that import torch get shmring in gloo's place, and why or why not."""
+    fact: dict[str, Any] = {"replaced": False, "why": None}
+    try:
+        asked = replaced_backend()
+    except ValueError as error:
+        return fact | {"why": str(error)}
+    if asked != "gloo":
+        return fact | {"why": "SHMRING_REPLACES does not ask for it"}
+    if libraries()["torch"] is None:
+        return fact | {"why": "torch is not installed"}
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return fact | {"why": "torch loads no extensions, because of TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    if not metadata.entry_points(group="torch.backends", name="shmring"):
+        return fact | {"why": "shmring is on the path and not installed, so torch does not find it"}
+    return {"replaced": True, "why": "SHMRING_REPLACES asks for it"}
 
 
 def threads() -> dict[str, Any]:
