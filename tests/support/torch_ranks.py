@@ -4,11 +4,13 @@ import contextlib
 import datetime
 import os
 import signal
+import textwrap
 import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from engines import environment
 from ranks import Died, free_port
 from torch.utils import _pytree as pytree
 
@@ -64,6 +66,24 @@ def group_of(comm, backend="shmring", *, seconds=LIMIT_S):
 def as_array(tensor):
     tensor = tensor.detach()
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
+
+
+ENTRY = """
+    [torch.backends]
+    shmring = shmring.adapters._torch.entry:register
+
+    [torch.distributed.backends]
+    shmring = shmring.adapters._torch.entry:register
+"""
+
+
+def as_if_installed(folder):
+    """Return an environment for processes in which torch finds shmring by its entry points."""
+    there = folder / "site" / "shmring-0.dist-info"
+    there.mkdir(parents=True)
+    (there / "METADATA").write_text("Metadata-Version: 2.1\nName: shmring\nVersion: 0\n")
+    (there / "entry_points.txt").write_text(textwrap.dedent(ENTRY))
+    return {"PYTHONPATH": f"{there.parent}:{environment()['PYTHONPATH']}"}
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ engine nor NumPy.
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -30,6 +31,8 @@ def register() -> None:
 
 
 def _replaced_backend() -> str | None:
+    if "SHMRING_REPLACES" not in os.environ:  # most often; loading the settings takes 2 ms
+        return None
     from ..._config.settings import replaced_backend
 
     return replaced_backend()

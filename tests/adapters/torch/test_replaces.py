@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import logging
 import sys
-import textwrap
 import time
 
 import pytest
@@ -18,11 +17,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.distributed_c10d as c10d
-from engines import environment, output_of, start, write_script
+from engines import output_of, start, write_script
 from ranks import Died, free_port
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
-from torch_ranks import LIMIT_S, NEWS_S, as_array, assert_same, die, group_of
+from torch_ranks import LIMIT_S, NEWS_S, as_array, as_if_installed, assert_same, die, group_of
 
 import shmring
 from shmring.adapters._torch import replacement, tensors
@@ -165,13 +164,6 @@ def test_groups_are_destroyed_and_made_again(world_of):
 
 # ---- from the environment ---------------------------------------------------------------------------------
 
-ENTRY = """
-    [torch.backends]
-    shmring = shmring.adapters._torch.entry:register
-
-    [torch.distributed.backends]
-    shmring = shmring.adapters._torch.entry:register
-"""
 ASKS = """
     import torch, torch.distributed as dist
 
@@ -187,13 +179,7 @@ ASKS = """
 
 @pytest.fixture
 def installed(tmp_path):
-    """The environment of processes in which torch finds shmring as if it were installed."""
-    there = tmp_path / "site" / "shmring-0.dist-info"
-    there.mkdir(parents=True)
-    (there / "METADATA").write_text("Metadata-Version: 2.1\nName: shmring\nVersion: 0\n")
-    (there / "entry_points.txt").write_text(textwrap.dedent(ENTRY))
-    path = f"{there.parent}:{environment()['PYTHONPATH']}"
-    return {"PYTHONPATH": path, "PYTHONWARNINGS": "error::ResourceWarning"}
+    return as_if_installed(tmp_path)
 
 
 @pytest.mark.parametrize(
