@@ -55,6 +55,11 @@ class Collectives:
         """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background."""
     @linger_s.setter
     def linger_s(self, seconds: float) -> None: ...
+    @property
+    def timeout_s(self) -> float:
+        """The default of `timeout` in every call, in seconds. Calls under way keep theirs."""
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None: ...
     @overload
     def all_reduce(  # type: ignore[overload-overlap]
         self,

@@ -24,7 +24,7 @@ from .._core.group cimport (
 )
 from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
 from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_flag_take
-from .._core.timeouts cimport deadline_ns_of, ns_of, timeout_ns_of
+from .._core.timeouts cimport deadline_ns_of, ns_of, timeout_ns_of, timeout_s_of
 from .._engine.queue cimport is_finished
 from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_algorithm
@@ -221,6 +221,19 @@ cdef class Collectives:
         if not 0 <= seconds <= MOST_LINGER_S:
             raise ValueError(f"linger_s is {seconds:g}; it must be 0 to {MOST_LINGER_S:g} seconds")
         self.engine.linger_ns = ns_of(seconds)
+
+    @property
+    def timeout_s(self):
+        """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
+
+        It is that of `init` in a new communicator. Each rank may have its own value.
+        """
+        return self.engine.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds):
+        self.engine.timeout_s = timeout_s_of(0, seconds)
+        self.default_timeout_ns = ns_of(self.engine.timeout_s)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten; it returns

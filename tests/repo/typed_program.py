@@ -124,7 +124,7 @@ def group(comm: Comm, color: int | None) -> None:
     with comm.split(0) as whole, comm.dup() as other:
         assert_type(whole, Comm)
         assert_type(whole.parent_ranks, tuple[int, ...] | None)
-        other.wire, other.linger_s = "fp16", 1e-4
+        other.wire, other.linger_s, other.timeout_s = "fp16", 1e-4, 10
         assert_type(other.stats()["calls"], int)
     first = comm.group([0])
     if first is not None:

@@ -1,0 +1,56 @@
+"""The default timeout of calls, which `comm.timeout_s` changes."""
+
+import time
+
+import numpy as np
+import pytest
+
+import shmring
+
+CALLS = {
+    "collective": lambda comm: comm.all_reduce(np.ones(3)),
+    "background": lambda comm: comm.all_reduce(np.ones(3), async_op=True).wait(),
+    "uneven": lambda comm: comm.all_gather_v(np.ones(comm.rank + 1)),
+    "object": lambda comm: comm.all_gather_object(None),
+    "message": lambda comm: comm.recv(np.ones(3), 1),
+    "split": lambda comm: comm.split(0),
+}
+
+
+def wait_in_vain(comm, kind):
+    """Return the seconds after which rank 0 gives up, or None."""
+    assert comm.timeout_s > 10  # that of the world
+    comm.timeout_s = 5.0
+    comm.barrier()
+    if comm.rank != 0:
+        time.sleep(1.5)
+        return None
+    comm.timeout_s = 0.2
+    began_s = time.monotonic()
+    with pytest.raises(shmring.Timeout, match=r"0\.2 s"):
+        CALLS[kind](comm)
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_calls_end_after_the_default_timeout(world_of, kind):
+    first_s, _ = world_of(2)(wait_in_vain, kind)
+    assert 0.15 < first_s < 1.4
+
+
+def inherit(comm):
+    comm.timeout_s = 7
+    part = comm.split(0)
+    return comm.timeout_s, part.timeout_s
+
+
+def test_a_communicator_made_by_another_has_its_default(world_of):
+    assert world_of(2)(inherit) == [(7.0, 7.0)] * 2
+
+
+@pytest.mark.parametrize("wrong", [0, -1, None, float("nan"), "1", True])
+def test_wrong_values_change_nothing(wrong):
+    with shmring.init(timeout=9) as comm:
+        with pytest.raises((TypeError, ValueError), match="timeout is"):
+            comm.timeout_s = wrong
+        assert comm.timeout_s == 9.0
