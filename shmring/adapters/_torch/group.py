@@ -376,6 +376,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         with self._messaging:
             monitored_barrier(self.comm, self._nmonitored, limit_s, wait_all_ranks)
 
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Set the timeout of later calls."""
+        self.comm.timeout_s = self._timeout_s = timeout.total_seconds()
+
     def abort(self) -> None:
         self.comm.abort("abort() of the process group")
 

@@ -57,6 +57,11 @@ class Replacement(Group):
         except NotServed as reason:
             return self._gloo_for(reason).recv_anysource(tensors, tag)
 
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        super().set_timeout(timeout)
+        if self._gloo is not None:
+            self._gloo.set_timeout(timeout)
+
     def abort(self) -> None:
         super().abort()
         if self._gloo is not None:

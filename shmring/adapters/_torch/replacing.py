@@ -28,12 +28,14 @@ def replace_gloo(c10d: Any) -> None:
         return
     c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
     c10d._new_process_group_helper = _instead_of(c10d._new_process_group_helper, c10d)
+    c10d._set_pg_timeout = _for_any_group(c10d._set_pg_timeout, c10d)
 
 
 def restore_gloo(c10d: Any) -> None:
     """Let torch make gloo's groups again. Existing groups stay as they are."""
     if is_gloo_replaced(c10d):
-        c10d._new_process_group_helper = c10d._new_process_group_helper.__wrapped__
+        for name in ("_new_process_group_helper", "_set_pg_timeout"):
+            setattr(c10d, name, getattr(c10d, name).__wrapped__)
 
 
 def is_gloo_replaced(c10d: Any) -> bool:
@@ -66,6 +68,20 @@ def _instead_of(make: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
 
     make_group.replaces_gloo = True  # type: ignore[attr-defined]
     return make_group
+
+
+def _for_any_group(set_timeout: Callable[..., None], c10d: Any) -> Callable[..., None]:
+    """Return torch's _set_pg_timeout; torch 2.13 asks each group whether its class is gloo's own."""
+
+    @functools.wraps(set_timeout)
+    def set_any_timeout(timeout: Any, group: Any = None) -> None:
+        group = group or c10d._get_default_group()
+        if hasattr(group, "device_types_of_gloo"):
+            group.set_timeout(timeout)
+        else:
+            set_timeout(timeout, group)
+
+    return set_any_timeout
 
 
 def _backends_by_device(backend: str, c10d: Any) -> dict[str, str]:
