@@ -109,6 +109,8 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
 class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     """One rank's membership in a process group; `comm` is its communicator."""
 
+    _frames_to_caller = 1  # from `send` and `recv`
+
     def __init__(self, comm: shmring.Comm, store: dist.Store, timeout: datetime.timedelta) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
@@ -332,7 +334,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
                 return self._sent
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = Operation((message,), [tensor], self._completer)
-        return self._answer(operation, sys._getframe(1).f_globals)
+        return self._answer(operation, sys._getframe(self._frames_to_caller).f_globals)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
         tensor, taken = _only(tensors), Taken()
@@ -341,7 +343,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             transfer = self.comm.irecv(memory, srcRank, tag)
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = operation_of((message,), [tensor], self._completer, taken.finish)
-        return self._answer(operation, sys._getframe(1).f_globals)
+        return self._answer(operation, sys._getframe(self._frames_to_caller).f_globals)
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         return self.recv(tensors, shmring.ANY_SOURCE, tag)

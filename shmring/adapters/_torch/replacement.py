@@ -36,6 +36,8 @@ def create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta)
 class Replacement(Group):
     """A Group that programs see as one of gloo's."""
 
+    _frames_to_caller = 2
+
     def __init__(self, comm: Any, store: dist.Store, timeout: datetime.timedelta) -> None:
         super().__init__(comm, store, timeout)
         self.device_types_of_gloo: Sequence[str] = ("cpu",)
@@ -54,8 +56,9 @@ class Replacement(Group):
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
         try:
             return Group.recv(self, tensors, shmring.ANY_SOURCE, tag)
-        except NotServed as reason:
-            return self._gloo_for(reason).recv_anysource(tensors, tag)
+        except NotServed as error:
+            reason = str(error)
+        return self._gloo_for(reason).recv_anysource(tensors, tag)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         super().set_timeout(timeout)
@@ -74,12 +77,12 @@ class Replacement(Group):
 
     # -- gloo itself --
 
-    def _gloo_for(self, reason: Any) -> dist.ProcessGroup:
+    def _gloo_for(self, reason: str) -> dist.ProcessGroup:
         with self._making_gloo:
             if self._gloo is None:
                 self._gloo = self._make_gloo()
                 if self.comm.rank == 0:
-                    what = str(reason).partition(";")[0]
+                    what = reason.partition(";")[0]
                     _log.warning("gloo itself makes some calls of the group %r: %s", self._name, what)
             return self._gloo
 
@@ -135,8 +138,9 @@ def _or_by_gloo(name: str) -> Callable[..., Any]:
     def call(self: Replacement, *arguments: Any, **keywords: Any) -> Any:
         try:
             return method(self, *arguments, **keywords)
-        except NotServed as reason:
-            return getattr(self._gloo_for(reason), name_in_gloo)(*arguments, **keywords)
+        except NotServed as error:
+            reason = str(error)
+        return getattr(self._gloo_for(reason), name_in_gloo)(*arguments, **keywords)
 
     return call
 

@@ -162,6 +162,17 @@ def test_groups_are_destroyed_and_made_again(world_of):
     assert world_of(3)(begin_and_end_often) == [[[3.0, 3.0]] * 3] * 3
 
 
+def reduce_over_hosts(rank):
+    x = torch.full((70_000,), float(rank + 1))
+    dist.all_reduce(x)
+    return x[-1], getattr(dist.group.WORLD, "comm", None) is None or dist.group.WORLD.comm.num_nodes == 2
+
+
+def test_ranks_of_several_hosts():
+    with Ranks(3, nodes=[0, 0, 1]) as ranks:
+        assert of_both(ranks.meet(), "gloo", reduce_over_hosts) == [(6.0, True)] * 3
+
+
 # ---- from the environment ---------------------------------------------------------------------------------
 
 ASKS = """
