@@ -6,6 +6,7 @@ Most tests run a function on gloo itself and in its place, and compare.
 import contextlib
 import datetime
 import logging
+import os
 import sys
 import time
 
@@ -383,6 +384,31 @@ def test_groups_that_stay_with_gloo(world_of, has_options, backend, reason):
         assert total == [2.0]
         assert kinds["cpu"] == "ProcessGroupGloo"
         assert "fake" not in backend or kinds["cuda"] == "FakeProcessGroup"
+
+
+def check_for_nan(comm):
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    try:
+        with in_place(), group_of(comm, "gloo") as group:
+            return type(group).__name__
+    finally:
+        del os.environ["TORCH_DIST_NAN_CHECK"]
+
+
+def reconfigure(comm):
+    there = f"tcp://127.0.0.1:{comm.broadcast_object(free_port())}"
+    with in_place():
+        dist.init_process_group("gloo", there, rank=comm.rank, world_size=comm.size, enable_reconfigure=True)
+    try:
+        return type(dist.group.WORLD).__name__
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not hasattr(c10d, "NanCheckHook"), reason="torch has no such checks before 2.14")
+@pytest.mark.parametrize("function", [check_for_nan, reconfigure])
+def test_what_only_new_versions_of_torch_have(world_of, function):
+    assert world_of(2)(function) == ["ProcessGroup"] * 2
 
 
 def meet_with_another_version(comm):
