@@ -7,6 +7,8 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                     replacement        |
                            \           |
              compressed -> buckets -> group: ProcessGroup
+                                        |-- all_reduce  of one dense tensor, in C
+                                        |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
                                         |-- work        what an asynchronous call returns
                                         |-- sparse      sums of sparse tensors

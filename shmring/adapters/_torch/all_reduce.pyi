@@ -2,8 +2,8 @@
 
 from typing import Any
 
-def prepare(options: Any, profiler: dict[str, Any], ops: tuple[Any, ...]) -> None:
-    """Set torch's class of options, the globals of its profiler's module, and the names of its ops."""
+def prepare(options: Any, profiler: dict[str, Any], ops: tuple[Any, ...], memory: Any) -> None:
+    """Set torch's class of options, its profiler's globals, the names of its ops, and `Memory.of`."""
 
 def allreduce(
     self: Any,

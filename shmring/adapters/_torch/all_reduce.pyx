@@ -2,19 +2,17 @@
 # inference. In Python its lines take longer than a tiny all-reduce does. torch is not imported here: `prepare` is given
 # what is needed of it.
 
-from shmring import Memory
-
-cdef object memory_of = Memory.of
+cdef object memory_of = None
 cdef object options_class = None   # torch's AllreduceOptions ...
 cdef object read_op = None, read_async = None   # ... and functions that read its fields
 cdef dict profiler_state = None
 cdef tuple op_names = ()   # by ReduceOp's hash, which is its number
 
 
-def prepare(options, dict profiler, tuple ops):
-    """Set torch's class of options, the globals of its profiler's module, and the names of its ops."""
-    global options_class, read_op, read_async, profiler_state, op_names
-    options_class, profiler_state, op_names = options, profiler, ops
+def prepare(options, dict profiler, tuple ops, memory):
+    """Set torch's class of options, its profiler's globals, the names of its ops, and `Memory.of`."""
+    global memory_of, options_class, read_op, read_async, profiler_state, op_names
+    memory_of, options_class, profiler_state, op_names = memory, options, profiler, ops
     read_op, read_async = options.reduceOp.fget, options.asyncOp.fget
 
 

@@ -64,7 +64,7 @@ _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
         ("bxor", torch.bitwise_xor),
     )
 }
-all_reduce.prepare(c10d.AllreduceOptions, vars(profiler), _OPS)
+all_reduce.prepare(c10d.AllreduceOptions, vars(profiler), _OPS, memory_of)
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()

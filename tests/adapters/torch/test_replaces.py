@@ -5,6 +5,7 @@ Most tests run a function on gloo itself and in its place, and compare.
 
 import contextlib
 import datetime
+import functools
 import logging
 import os
 import sys
@@ -249,6 +250,9 @@ def unserved(dtype):
     from shmring.adapters._torch import group
 
     memory_of, staged = tensors.memory_of, tensors._staged
+    prepare = functools.partial(
+        group.all_reduce.prepare, c10d.AllreduceOptions, vars(group.profiler), group._OPS
+    )
 
     def memory_of_others(tensor):
         return None if tensor.dtype == dtype else memory_of(tensor)
@@ -260,11 +264,13 @@ def unserved(dtype):
 
     tensors.memory_of = group.memory_of = memory_of_others
     tensors._staged = refuse
+    prepare(memory_of_others)
     try:
         yield
     finally:
         tensors.memory_of = group.memory_of = memory_of
         tensors._staged = staged
+        prepare(memory_of)
 
 
 def call_with(dtype, rank):
@@ -525,7 +531,9 @@ def test_the_timeout_of_a_group_can_be_changed(on):
 
 
 def wait_in_vain(comm):
-    with in_place(), group_of(comm, "gloo", seconds=0.5):
+    with in_place(), group_of(comm, "gloo"):
+        dist.barrier()  # ranks that are still starting would be late, too
+        c10d._set_pg_timeout(datetime.timedelta(seconds=0.5), dist.group.WORLD)
         if comm.rank == 0:
             with pytest.raises(shmring.Timeout):
                 dist.all_reduce(torch.ones(2))
