@@ -30,8 +30,8 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
     "-fvisibility=hidden",
 ]
-# These modules run in every call. The others are compiled with -O1, in half of the time: they run rarely, or
-# mostly call functions of Python, and no call is slower by a nanosecond.
+# -O3 for modules that copy, fold and wait, or that are most of a call; -Og for modules that run rarely,
+# in a third of the time. The others have -O1, in half of it: they mostly call functions of Python.
 HOT = [
     "shmring/_algorithms/*.pyx",
     "shmring/_comm/collectives.pyx",
@@ -42,9 +42,18 @@ HOT = [
     "shmring/_engine/wait.pyx",
     "shmring/_internode/[dlr]*.pyx",
     "shmring/_p2p/*.pyx",
-    "shmring/mpi4py/calls.pyx",
-    "shmring/mpi4py/messages.pyx",
-    "shmring/mpi4py/objects.pyx",
+]
+RARE = [
+    "shmring/_arrays/locks.pyx",
+    "shmring/_comm/comm.pyx",
+    "shmring/_core/segment_format.pyx",
+    "shmring/_diagnostics/*.pyx",
+    "shmring/_engine/blame.pyx",
+    "shmring/_engine/liveness_thread.pyx",
+    "shmring/_engine/state.pyx",
+    "shmring/_engine/trace_buffer.pyx",
+    "shmring/_transport/channels.pyx",
+    "shmring/mpi4py/memory.pyx",
 ]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined"],
@@ -59,6 +68,7 @@ DIRECTIVES = {
     "cdivision": True,
     "embedsignature": True,
     "binding": True,
+    "auto_pickle": False,  # classes without __reduce__ refuse to be pickled anyway
     "emit_code_comments": False,
 }
 # Cython's own functions and types, which all modules import from this one instead of each having them.
@@ -124,8 +134,14 @@ def long_description() -> str:
     return re.sub("(?<!!)" + relative, rf"[\1]({source}/blob/HEAD/\2)", text)
 
 
+def optimization(sources: tuple[str, ...]) -> str:
+    for option, patterns in {"-O3": HOT, "-Og": RARE}.items():
+        if any(PurePath(path).match(pattern) for path in sources for pattern in patterns):
+            return option
+    return "-O1"
+
+
 def extension(name: str, *sources: str) -> Extension:
-    speed = [] if any(PurePath(path).match(hot) for path in sources for hot in HOT) else ["-O1"]
     return Extension(
         name,
         list(sources),
@@ -136,7 +152,7 @@ def extension(name: str, *sources: str) -> Extension:
             *COMPILE_ARGS,
             "-include",
             "fold_frames.h",
-            *speed,
+            optimization(sources),
             "-w",  # .ci/find_warnings.py looks for warnings
             *(sanitizer_args() or ["-g0"]),
         ],

@@ -237,7 +237,11 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
     __asm__ volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(nbytes) : : "memory");
 }
 
-/* For processors older than 2013, so the size of the code counts more than its speed. */
+/* For processors older than 2013, so the time to compile and the size of the code count more than its speed. */
+#if !defined(__clang__) && defined(__OPTIMIZE__)
+#pragma GCC push_options
+#pragma GCC optimize("O1")
+#endif
 #define SR_ISA sse2
 #define SR_SHAPES 0
 #define SR_TARGET
@@ -245,6 +249,9 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 #define SR_PUT(dst, block) _mm_storeu_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
 #define SR_STREAM(dst, block) _mm_stream_si128((void *)(dst), _mm_loadu_si128((const void *)(block)))
 #include "loop.h"
+#if !defined(__clang__) && defined(__OPTIMIZE__)
+#pragma GCC pop_options
+#endif
 
 #define SR_ISA avx2
 #define SR_SHAPES 1
