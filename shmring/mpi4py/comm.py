@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -96,8 +97,17 @@ class Communicator(Context):
         number = self.children.setdefault(what, 0) + 1
         return hashlib.sha256(self.secret + repr((what, number)).encode()).digest(), number
 
-    def child(self, engine: Any, *what: Any) -> Communicator | None:
-        """Return the communicator of a child that shmring made; None if this process is not in it."""
+    def child(self, make: Callable[[Any], Any], *what: Any) -> Communicator | None:
+        """Return the communicator of a child that make(self.comm) makes; None if this process is not in it.
+
+        This is one call: a rank that raises before it counts the child ends the communicator. Otherwise its
+        later children would have other secrets than those of the other ranks.
+        """
+        made: Communicator | None = self.comm.run_steps(self._child, make, what)
+        return made
+
+    def _child(self, make: Callable[[Any], Any], what: tuple[Any, ...]) -> Communicator | None:
+        engine = make(self.comm)
         secret, self.children[what] = self.next_child(*what)
         if engine is None:
             return None
@@ -169,7 +179,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     def _made(self, make: Any, *what: Any) -> Communicator | None:
         context = self._comm()
         try:
-            return context.child(make(context.comm), *what)
+            return context.child(make, *what)
         except Error as error:
             raise context.failure(None, error) from error
 

@@ -116,6 +116,38 @@ def test_calls_among_ranks(tmp_path, nprocs):
     assert done.stdout.splitlines() == ["well"] * nprocs
 
 
+NO_MEMORY_BEFORE_A_CHILD_IS_COUNTED = """
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+kind = type(comm._comm())
+next_child = kind.next_child
+
+def fail(self, *what):
+    kind.next_child = next_child
+    raise MemoryError
+
+if comm.rank == 1:
+    kind.next_child = fail
+try:
+    call(comm)
+except MemoryError:
+    print("no memory")
+try:
+    comm.Create_group(comm.Get_group())
+except MPI.Exception as error:
+    print("over")
+"""
+
+
+@pytest.mark.parametrize("call", ["comm.Dup()", "comm.Split(0)", "comm.Create(comm.Get_group())"])
+def test_ranks_never_count_different_numbers_of_children(tmp_path, call):
+    code = NO_MEMORY_BEFORE_A_CHILD_IS_COUNTED.replace("call(comm)", call)
+    done = run_code(tmp_path, code, "--no-prefix", nprocs=2)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["no memory", "over", "over"]
+
+
 REFUSED = """
 import numpy as np
 from shmring import MPI

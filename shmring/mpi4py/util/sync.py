@@ -60,7 +60,7 @@ class _Shared:
                 "mpi4py.util.sync over several hosts", "use comm.Split_type(MPI.COMM_TYPE_SHARED)"
             )
         try:
-            self._ref = context.child(context.comm.dup(), "sync")
+            self._ref = context.child(lambda comm: comm.dup(), "sync")
             self._array = self._ref.comm.shared(count, dtype, locks=nlocks)
         except Error as error:
             raise context.failure(None, error) from error
