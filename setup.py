@@ -42,6 +42,7 @@ HOT = [
     "shmring/_engine/wait.pyx",
     "shmring/_internode/[dlr]*.pyx",
     "shmring/_p2p/*.pyx",
+    "shmring/mpi4py/calls.pyx",
 ]
 RARE = [
     "shmring/_arrays/locks.pyx",
