@@ -26,23 +26,31 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
 
 def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
     """Return a communicator of the ranks that share the store. Collective."""
-    timeout_s = timeout.total_seconds()
-    fields = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
-    return shmring.init(_world_of(fields), rank, timeout=timeout_s)
+    return _init(_agree(store, rank, size, timeout), rank, timeout)
 
 
 def meet_in_place_of_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
     """Return a communicator as `meet`. Raises Unfit on all ranks if their versions of shmring differ."""
-    timeout_s = timeout.total_seconds()
     try:
-        fields = _lead(store, size) if rank == 0 else _join(store, rank, size, timeout_s)
+        fields = _agree(store, rank, size, timeout)
     except Exception as error:
         error.add_note("shmring stands in gloo's place: set SHMRING_REPLACES=gloo for all ranks or for none")
         raise
     versions = sorted(set(fields["versions"]))
     if len(versions) > 1:
         raise Unfit(f"its ranks have different versions of shmring, {' and '.join(versions)}")
-    return shmring.init(_world_of(fields), rank, timeout=timeout_s)
+    return _init(fields, rank, timeout)
+
+
+def _agree(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> dict[str, Any]:
+    """Return what rank 0 tells all ranks of the world that it has made."""
+    return _lead(store, size) if rank == 0 else _join(store, rank, size, timeout.total_seconds())
+
+
+def _init(fields: dict[str, Any], rank: int, timeout: datetime.timedelta) -> shmring.Comm:
+    key = bytes.fromhex(fields["key"])
+    world = shmring.World(fields["id"], key, fields["nprocs"], fields["address"])
+    return shmring.init(world, rank, timeout=timeout.total_seconds())
 
 
 # The store may hold entries of earlier ranks: torchrun's store outlives the ranks that it restarts, and files
@@ -90,15 +98,6 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> dict[str, Any]:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     fields: dict[str, Any] = json.loads(store.get(reply_key))
     return fields
-
-
-def _world_of(fields: dict[str, Any]) -> shmring.World:
-    return shmring.World(
-        fields["id"],
-        bytes.fromhex(fields["key"]),
-        fields["nprocs"],
-        fields["address"],
-    )
 
 
 def _answer_key(asked: str, rank: int) -> str:
