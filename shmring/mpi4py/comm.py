@@ -85,10 +85,12 @@ class Communicator(Context):
 
     def end_job(self, code: int) -> NoReturn:
         """End the processes of this communicator."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        reason = f"Abort({code}) on rank {self.rank}"
         try:
-            self.comm.abort(f"Abort({code}) on rank {self.rank}")
+            print(reason, file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.comm.abort(reason)
         finally:
             os._exit(code or 1)
 

@@ -1,4 +1,6 @@
-"""The settings of `mpi4py.rc` that act on errors and receives, and messages that are under way at the end."""
+"""Settings of `mpi4py.rc` for errors and receives, waits that last, and ends of jobs."""
+
+import time
 
 import pytest
 from running import run_code
@@ -174,3 +176,59 @@ def test_variables_give_the_protocol_and_the_threshold_of_pickles(tmp_path):
     assert done.returncode == 0, done.stderr
     done = run_code(tmp_path, code, "--mpi4py", nprocs=1, MPI4PY_PICKLE_PROTOCOL="new")
     assert "MPI4PY_PICKLE_PROTOCOL is 'new'; it must be an integer" in done.stderr
+
+
+WAITING = """
+import sys, time
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+comm.Barrier()
+comm.sendrecv(0, 1 - comm.rank, source=1 - comm.rank)
+begin_s = time.process_time()
+if comm.rank == 0:
+    time.sleep({seconds})
+{call}
+used_s = time.process_time() - begin_s
+if comm.rank == 1:
+    print(used_s < 0.01 * {seconds})
+"""
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "call", ["comm.Barrier()", "comm.send(0, 1) if comm.rank == 0 else comm.recv()", "comm.allreduce(1)"]
+)
+def test_a_rank_that_waits_uses_hardly_any_cpu(tmp_path, call, seconds):
+    done = run_code(tmp_path, WAITING.format(call=call, seconds=seconds), "--mpi4py", "--no-prefix")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+
+
+ENDING = """
+import time
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+comm.Barrier()
+if comm.rank == 1:
+    print("at", time.monotonic(), flush=True)
+    {end}
+comm.recv(source=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "shown"),
+    [
+        ('raise ValueError("no such case")', 1, "ValueError: no such case"),
+        ("comm.Abort(7)", 7, "Abort(7) on rank 1"),
+        ("raise SystemExit(3)", 3, ""),
+    ],
+)
+def test_a_rank_that_ends_early_ends_the_job(tmp_path, end, code, shown):
+    done = run_code(tmp_path, ENDING.format(end=end), "--mpi4py", "--no-prefix", nprocs=3)
+    ended_s = time.monotonic()
+    assert done.returncode == code, done.stderr
+    assert shown in done.stderr
+    assert ended_s - float(done.stdout.split()[1]) < 30  # MPI would wait for ever
