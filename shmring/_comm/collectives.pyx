@@ -740,7 +740,7 @@ cdef class Collectives:
             residual = self.describe_internode(c, x, how)
         self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
-        if kind == ALL_GATHER:   # the result has the shape (size, *shape): it is the same on all ranks
+        if is_joined(c):   # the result is made of x's shape: it is the same on all ranks
             c.fingerprint ^= <uint64_t> signature_of_given(x) << 45   # such a call has no wire format and no groups
         choose_algorithm(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)

@@ -5,7 +5,8 @@ cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
 from .._core.group cimport (
-    ALL_GATHER, ALL_GATHER_V, ELECTION, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, OPAQUE, mixed_count,
+    ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ELECTION, GATHER, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, OPAQUE,
+    mixed_count,
 )
 from .._core.kernels cimport SR_DTYPES, SR_OPS
 from .._core.segment cimport (
@@ -63,7 +64,8 @@ def described(uint64_t fingerprint, uint64_t count):
                      fingerprint >> 20 & 0xfff, count)
     if kind < ALL_GATHER_V:   # a fingerprint of the other kinds has no room for these
         narrowed = (fingerprint >> 32 ^ mixed_count(count)) & 0xffffffff
-        if words["dtype"] == OPAQUE_DTYPE or kind == ALL_GATHER:   # a signature in place of wire and group size
+        # A signature stands in place of wire and group size.
+        if words["dtype"] == OPAQUE_DTYPE or kind == ALL_GATHER or kind == GATHER or kind == ALL_TO_ALL:
             words["priority"] = priority_of(narrowed & 0x1fff)
         elif narrowed >> 29 < <uint64_t> len(WIRES):
             words |= {"wire": WIRES[narrowed >> 29], "group_size": narrowed >> 13 & 0xffff,

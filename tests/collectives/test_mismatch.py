@@ -165,6 +165,12 @@ ARGUMENTS = {
     **{f"byte order of {k}": (_with(k, ones(600, ">f8")), _with(k, ones(600, ">i8"))) for k in MOVING},
     "shape of all_gather": (_with("all_gather", ones((20, 30))), _with("all_gather", ones((30, 20)))),
     "dimensions of all_gather": (_with("all_gather", ones(600)), _with("all_gather", ones((600, 1)))),
+    "shape of gather": (_with("gather", ones((20, 30))), _with("gather", ones((30, 20)))),
+    "dimensions of gather": (_with("gather", ones(600), root=1), _with("gather", ones((600, 1)), root=1)),
+    "shape of all_to_all": (
+        lambda c: c.all_to_all(ones((c.size, 20, 30))),
+        lambda c: c.all_to_all(ones((c.size, 30, 20))),
+    ),
     "shape of no dimension": (_with("all_gather", np.array(1.0)), _with("all_gather", ones(1))),
     "fields of broadcast": (_with("broadcast", ones(60, "i4,f4")), _with("broadcast", ones(60, "f4,i4"))),
     "items of all_to_all": (
