@@ -72,6 +72,7 @@ def assert_mandelbrots(png):
     assert 0.1 < brightest.mean() < 0.3
 
 
+@pytest.mark.slow
 def test_each_cell_shows_what_it_should(tmp_path):
     outputs = outputs_of_a_run(tmp_path)
     assert shown(outputs, "sum-of-ranks").count("array([6., 6., 6.])") == 4

@@ -196,9 +196,22 @@ def has_any(page):
     return any(block.language in ("python", "sh") and is_run(block) for block in pages.blocks(page))
 
 
+LONG = ROOT / "docs/howto/measuring.md"  # it measures
+
+
 @pytest.mark.limit(240)
-@pytest.mark.parametrize("page", **ids([page for page in pages.pages() if has_any(page)]))
+@pytest.mark.parametrize("page", **ids([page for page in pages.pages() if has_any(page) and page != LONG]))
 def test_the_blocks_of_a_page_run(page, tmp_path):
+    run_all_blocks(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+def test_the_blocks_of_a_page_that_measures_run(tmp_path):
+    run_all_blocks(LONG, tmp_path)
+
+
+def run_all_blocks(page, tmp_path):
     missing = run_page(page, tmp_path)
     if missing:
         pytest.skip(f"all but these ran: {missing}")
