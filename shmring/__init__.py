@@ -50,6 +50,10 @@ _HOMES = {
     "MPI": "mpi4py.MPI",
     "model": "model",
     "SharedArray": "_arrays.shared_array",
+    "keep_shared": "_arrays.passing",
+    "share": "_arrays.passing",
+    "shared_empty": "_arrays.passing",
+    "shared_zeros": "_arrays.passing",
     "Trace": "_comm.trace_file",
     "World": "_bootstrap.join",
     "host_id": "_bootstrap.join",
@@ -74,6 +78,10 @@ if TYPE_CHECKING:
     from . import model as model
     from ._arrays.allocator import Adoption as Adoption
     from ._arrays.operands import Memory as Memory
+    from ._arrays.passing import keep_shared as keep_shared
+    from ._arrays.passing import share as share
+    from ._arrays.passing import shared_empty as shared_empty
+    from ._arrays.passing import shared_zeros as shared_zeros
     from ._arrays.shared_array import SharedArray as SharedArray
     from ._bootstrap.join import World as World
     from ._bootstrap.join import host_id as host_id

@@ -6,6 +6,7 @@ the file system, so nothing can be left behind.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -13,7 +14,7 @@ import mmap
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..errors import Error, OutOfMemory
 from .limits import MIB, Headroom, MemoryLimits, explain, size_text
@@ -302,3 +303,28 @@ def _out_of_memory(wanted_nbytes: int, room: Headroom, purpose: str) -> OutOfMem
 def _give_back(fd: int, offset: int, nbytes: int) -> None:
     # Best effort: the segment is about to be closed.
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes)
+
+
+@contextlib.contextmanager
+def locked(fd: int) -> Iterator[None]:
+    """Keep processes that opened the segment themselves from locking it. A process that ends lets go of the lock."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def reopen(fd: int) -> None:
+    """Make the descriptor refer to an open file of this process's own, instead of one inherited by a fork."""
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.dup2(own, fd, inheritable=False)
+    finally:
+        os.close(own)
+
+
+def punch(fd: int, offset: int, nbytes: int) -> None:
+    """Free the pages of a range of the segment for all processes; they then read as zeros."""
+    if _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

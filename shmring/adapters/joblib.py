@@ -1,7 +1,9 @@
-"""joblib workers as the ranks of a world."""
+"""joblib: its workers as the ranks of a world, and a backend whose large arrays are shared."""
 
 from __future__ import annotations
 
+import io
+import pickle
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import shmring
 
 from .._config.optional_deps import need
+from ._sharing import KEEP_NBYTES, LEAST_NBYTES, Loaded, reducer
 from ._tasks import be_rank, first_cause, pack
 
-__all__ = ["run"]
+__all__ = ["register_joblib", "run"]
 
 
 def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None = None) -> list[Any]:
@@ -82,3 +85,75 @@ def _outcome(*task: Any) -> tuple[Any, Exception | None]:
     except Exception as error:
         error.add_note("".join(traceback.format_exception(error)))
         return None, error
+
+
+def register_joblib(
+    name: str = "shmring", *, least_nbytes: int = LEAST_NBYTES, keep_nbytes: int = KEEP_NBYTES
+) -> None:
+    """Register a joblib backend: loky, whose large arrays travel in shared memory in both directions.
+
+    Parameters
+    ----------
+    name : str
+        For `joblib.Parallel(backend=name)` and `joblib.parallel_config(name)`.
+    least_nbytes : int
+        Smaller arrays are pickled.
+    keep_nbytes : int
+        Most bytes that this process, and each worker, keeps of arrays that were dropped, for the next ones.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If joblib is not installed.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters.joblib import register_joblib
+
+        register_joblib()
+        spectra = joblib.Parallel(4, backend="shmring")(joblib.delayed(np.fft.rfft)(x) for x in signals)
+    """
+    joblib = need("joblib", "joblib", __name__)
+    from joblib._parallel_backends import LokyBackend
+
+    class Backend(LokyBackend):  # type: ignore[misc, unused-ignore]
+        def configure(self, *args: Any, **keywords: Any) -> Any:
+            shmring.keep_shared(keep_nbytes)
+            keywords["max_nbytes"] = None  # no memory maps of files
+            return super().configure(*args, **keywords)
+
+        def submit(self, func: Any, callback: Any = None) -> Any:
+            return super().submit(_Task.of(func, least_nbytes, keep_nbytes), callback)
+
+        def apply_async(self, func: Any, callback: Any = None) -> Any:  # the name before joblib 1.5
+            return super().apply_async(_Task.of(func, least_nbytes, keep_nbytes), callback)
+
+    joblib.register_parallel_backend(name, Backend)
+
+
+class _Task:
+    """A batch of joblib's calls, pickled by loky's pickler with shared arrays."""
+
+    def __init__(self, data: bytes, least_nbytes: int, keep_nbytes: int) -> None:
+        self.data, self.least_nbytes, self.keep_nbytes = data, least_nbytes, keep_nbytes
+
+    @classmethod
+    def of(cls, calls: Any, least_nbytes: int, keep_nbytes: int) -> _Task:
+        return (
+            calls if isinstance(calls, cls) else cls(_dumps(calls, least_nbytes), least_nbytes, keep_nbytes)
+        )
+
+    def __call__(self) -> Loaded:
+        shmring.keep_shared(self.keep_nbytes)
+        return Loaded(_dumps(pickle.loads(self.data)(), self.least_nbytes))
+
+
+def _dumps(obj: Any, least_nbytes: int) -> bytes:
+    import numpy as np
+    from joblib.externals.loky.backend.reduction import get_loky_pickler
+
+    file = io.BytesIO()
+    get_loky_pickler()(file, reducers={np.ndarray: reducer(least_nbytes)}).dump(obj)
+    return file.getvalue()

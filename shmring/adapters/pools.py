@@ -1,20 +1,73 @@
-"""The processes of a pool as the ranks of a world: concurrent.futures, loky and compatible pools."""
+"""Pools of processes: their workers as the ranks of a world, and a pool whose large arrays are shared."""
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any
 
 import shmring
 
+from ._sharing import KEEP_NBYTES, LEAST_NBYTES, dumps, run_task
 from ._tasks import be_rank, collect, pack
 
-__all__ = ["run"]
+__all__ = ["Executor", "run"]
+
+
+class Executor(concurrent.futures.ProcessPoolExecutor):
+    """A ProcessPoolExecutor whose large arrays travel in shared memory instead of through a pipe.
+
+    It holds for all arrays in the arguments and in the results, at any depth. Each gets memory of its own, as
+    by `shmring.share(array, writable=True)`, unless it is shared already. Arguments are pickled by `submit`,
+    so later changes of them have no effect.
+
+    Parameters
+    ----------
+    max_workers : int, optional
+        As for ProcessPoolExecutor.
+    least_nbytes : int
+        Smaller arrays are pickled.
+    keep_nbytes : int
+        Most bytes that this process, and each worker, keeps of arrays that were dropped, for the next ones.
+        0: none.
+    **keywords
+        Those of ProcessPoolExecutor.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters.pools import Executor
+
+        with Executor(4) as pool:
+            for spectrum in pool.map(np.fft.rfft, signals):
+                ...
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *,
+        least_nbytes: int = LEAST_NBYTES,
+        keep_nbytes: int = KEEP_NBYTES,
+        **keywords: Any,
+    ) -> None:
+        super().__init__(max_workers, **keywords)
+        self._least_nbytes, self._keep_nbytes = least_nbytes, keep_nbytes
+        shmring.keep_shared(keep_nbytes)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """As ProcessPoolExecutor.submit."""
+        task = dumps((fn, args, kwargs), self._least_nbytes)
+        return super().submit(run_task, task, self._least_nbytes, self._keep_nbytes)
 
 
 def run(
-    pool: Executor, fn: Callable[..., Any], nprocs: int, *args: Any, timeout: float | None = None
+    pool: concurrent.futures.Executor,
+    fn: Callable[..., Any],
+    nprocs: int,
+    *args: Any,
+    timeout: float | None = None,
 ) -> list[Any]:
     """Call `fn(comm, *args)` in `nprocs` workers of the pool at the same time; return the results by rank.
 

@@ -1,0 +1,650 @@
+"""Arrays that travel between processes as descriptors: `share`, `shared_empty` and `shared_zeros`.
+
+Each array is in a block of its own, nameless shared memory behind one page with counters. When multiprocessing
+pickles an ndarray whose memory is in a block, the pickle has the number of this process's descriptor, and the
+process that loads it opens `/proc/PID/fd/NUMBER`. Every process that has the block keeps a descriptor as long
+as it has arrays on it, or pickles of it are under way: sent, and not yet loaded. So the kernel frees the memory
+with the last process that can reach it, however that process ends.
+
+A process looks for pickles that were loaded only when it shares, sends or receives the next array. To free
+memory earlier, `Head.references` counts the processes with arrays on the block and the pickles under way. The
+process that takes the last reference away frees the pages. A process that is killed leaves its reference, which
+only delays this until the descriptors are closed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import secrets
+import stat
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterator
+from multiprocessing import parent_process, reduction, util
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from .._config.settings import Settings
+from .._system import segments
+from .._system.limits import explain
+from ..errors import Error
+from . import keeper
+
+_Array = np.ndarray[Any, Any]
+
+_MAGIC = 0x73686D72_61727261
+_HEAD_NBYTES = 4096
+_NSLOTS = 1984
+_SWEEP_S = 0.001  # least time between two looks at all pickles under way
+_EXIT_S = (
+    0.02  # for pickles to be loaded at the end of a process, before it leaves another one that keeps them
+)
+_SENT, _LOADED = 0, 1  # lowest bit of a slot; the others are the number of its use
+
+
+class Head(ctypes.Structure):
+    """The first page of a block. Its fields change under the block's lock."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("nonce", ctypes.c_uint64),  # another one for each use of the block
+        ("nbytes", ctypes.c_uint64),  # after this page
+        ("references", ctypes.c_uint32),
+        ("next_use", ctypes.c_uint32),  # the number of the next pickle
+        ("is_kept", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
+        (
+            "slots",
+            ctypes.c_uint16 * _NSLOTS,
+        ),  # of pickles: 0 for none, or number of the use, and _SENT or _LOADED
+    )
+
+
+assert ctypes.sizeof(Head) <= _HEAD_NBYTES
+
+
+class _Part:
+    """Base object of all arrays of this process on a block; the reference of this process goes with it."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (block.nbytes,),
+            "data": (block.data.address + _HEAD_NBYTES, not block.is_writable),
+        }
+
+
+class Block:
+    """The memory of one shared array, as this process has it."""
+
+    def __init__(self, fd: int, nbytes: int, is_writable: bool, for_receivers: bool, maker: int = 0) -> None:
+        self.fd, self.nbytes = fd, nbytes
+        self.is_writable, self.for_receivers = (
+            is_writable,
+            for_receivers,
+        )  # may this process write, and others
+        self.maker = maker  # the process that made it, which alone uses it again
+        self.of_head = segments.Mapping(fd, _HEAD_NBYTES)
+        self.head = Head.from_address(self.of_head.address)
+        self.data = segments.Mapping(fd, _HEAD_NBYTES + nbytes, writable=is_writable)
+        self.under_way: dict[int, int] = {}  # slot -> its value, of pickles of this process
+        self.part: weakref.ref[_Part] | None = None
+        self.pid = os.getpid()  # of the process whose open file this is
+        self.nonce = 0  # 0: not in use
+
+    def array(self) -> _Array:
+        """Return an array of all bytes. The caller has counted the reference if there was no array yet."""
+        part = self.part() if self.part is not None else None
+        if part is None:
+            part = _Part(self)
+            self.part = weakref.ref(part)
+            weakref.finalize(part, _drop, self).atexit = False
+        return np.asarray(part)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Head]:
+        """Keep other processes from changing the counters."""
+        if self.pid != os.getpid():  # a lock belongs to an open file, and a forked process has its parent's
+            segments.reopen(self.fd)
+            self.pid = os.getpid()
+        with segments.locked(self.fd):
+            yield self.head
+
+    def send(self) -> tuple[int, int] | None:
+        """Count a pickle; return its slot and the slot's value. None if too many are under way."""
+        with self.locked() as head:
+            for _ in range(_NSLOTS):
+                use, slot = divmod(head.next_use, _NSLOTS)
+                head.next_use += 1
+                if not head.slots[slot] or head.slots[slot] & 1 == _LOADED:
+                    value = (use % 0x7FFF + 1) << 1 | _SENT
+                    head.references += 1
+                    head.slots[slot] = self.under_way[slot] = value
+                    _sent.add(self)
+                    return slot, value
+        return None
+
+    def receive(self, nonce: int, slot: int, value: int) -> bool:
+        """Take the reference of a pickle, or one more if it was loaded before. False if the memory is gone."""
+        is_counted = self.part is not None  # also if _drop has not yet seen that it is gone
+        with self.locked() as head:
+            if head.nonce != nonce or head.references == 0:
+                return False
+            is_first = head.slots[slot] == value
+            head.references += (not is_counted) - is_first
+            if is_first:
+                head.slots[slot] = value | _LOADED
+        self.nonce = nonce
+        return True
+
+    def forget_loaded(self) -> None:
+        """Forget the pickles of this process that were loaded."""
+        for slot, value in list(self.under_way.items()):
+            if self.head.slots[slot] != value:
+                del self.under_way[slot]
+
+    def drop(self) -> None:
+        """Take the reference of this process away, as its last array is gone; free the pages if it was the last."""
+        with self.locked() as head:
+            head.references -= 1
+            if head.references == 0 and not head.is_kept:
+                self.free()
+
+    def free(self) -> None:
+        """Free the pages for all processes."""
+        try:
+            segments.punch(self.fd, _HEAD_NBYTES, self.nbytes)
+        except OSError as error:
+            raise explain(error, "freeing a shared array") from error
+
+    def close(self) -> None:
+        """Unmap the block and close the descriptor."""
+        _blocks.pop(self.nonce, None)
+        self.data.close()
+        self.of_head.close()
+        os.close(self.fd)
+
+
+# ---- the blocks of this process ----------------------------------------------------------------------------
+
+_blocks: dict[int, Block] = {}  # by nonce, those with an array here or with pickles under way
+_sent: set[Block] = set()  # those with pickles under way
+_kept: list[Block] = []  # to be used again, the oldest first
+_dropped: collections.deque[Block] = collections.deque()  # whose last array here is gone
+_guard = threading.Lock()  # of all of these, and of each block
+_swept_s = 0.0
+_keep_nbytes = 0  # most bytes of _kept
+
+
+def _drop(block: Block) -> None:
+    """Called at any moment, since the garbage collector calls it, also while this thread holds the guard."""
+    _dropped.append(block)
+    _drop_all()
+
+
+def _drop_all() -> None:
+    while _dropped and _guard.acquire(blocking=False):
+        try:
+            while _dropped:
+                block = _dropped.popleft()
+                if block.part is None or block.part() is not None:
+                    continue  # it came back by a pickle, whose reference remained
+                block.part = None
+                with contextlib.suppress(
+                    Error, OSError
+                ):  # then the kernel frees the memory with the last descriptor
+                    block.drop()
+                block.forget_loaded()
+                _close_unused(block)
+        finally:
+            _guard.release()
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    try:
+        with _guard:
+            yield
+    finally:
+        _drop_all()
+
+
+def _close_unused(block: Block) -> None:
+    if block.under_way or block.part is not None:
+        return
+    _sent.discard(block)
+    if block.head.is_kept and block.maker == os.getpid():
+        _blocks.pop(block.nonce, None)
+        _kept.append(block)
+        while sum(one.nbytes for one in _kept) > _keep_nbytes:
+            _kept.pop(0).close()
+    else:
+        block.close()
+
+
+def _sweep() -> None:
+    """Close the blocks without arrays here whose pickles were loaded. The caller holds the guard."""
+    global _swept_s
+    now_s = time.monotonic()
+    if now_s < _swept_s + _SWEEP_S:
+        return
+    _swept_s = now_s
+    for block in list(_sent):
+        block.forget_loaded()
+        if not block.under_way:
+            _sent.discard(block)
+            _close_unused(block)
+
+
+def _used_again(nbytes: int) -> Block | None:
+    for place, block in enumerate(_kept):
+        if nbytes <= block.nbytes <= 2 * nbytes and block.head.references == 0:
+            return _kept.pop(place)
+    return None
+
+
+def _new_block(nbytes: int, for_receivers: bool, is_cleared: bool) -> Block:
+    """Return a block with one reference, of this process. The caller holds the guard."""
+    _sweep()
+    block = _used_again(nbytes)
+    if block is not None:
+        if is_cleared:
+            np.asarray(_Part(block)).fill(0)
+    else:
+        fd = segments.create(_HEAD_NBYTES + nbytes, kind=Settings.from_environment().segment)
+        try:
+            segments.allocate(fd, 0, _HEAD_NBYTES + nbytes, purpose="a shared array")
+            block = Block(fd, nbytes, True, for_receivers, os.getpid())
+            block.data.populate()
+        except BaseException:
+            os.close(fd)
+            raise
+    block.for_receivers = for_receivers
+    with block.locked() as head:
+        head.magic, head.nbytes, head.references = _MAGIC, block.nbytes, 1
+        head.is_kept = _keep_nbytes > 0
+        head.nonce = block.nonce = secrets.randbits(63) + 1
+    _blocks[block.nonce] = block
+    return block
+
+
+# ---- what users call ---------------------------------------------------------------------------------------
+
+
+def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True) -> _Array:
+    """Return a copy of an array in shared memory. It travels between processes as a descriptor, not as bytes.
+
+    The result is an ordinary ndarray. Where multiprocessing pickles it, or a view of it, also within other
+    objects, the process that loads the pickle maps the same memory: in a `Queue`, a `Pipe`, a `Pool`, a
+    `ProcessPoolExecutor`, and as an argument of a `Process`, whatever the start method. `pickle.dumps` itself,
+    and `copy`, take the bytes as for any array.
+
+    The memory has no name. It is freed with the last array on it, in whichever process that is, also if
+    processes are killed. If a process ends before its pickles are loaded, it leaves a process that keeps their
+    memory until then, or until its parent ends. The processes must be of one user, on one machine, and see
+    each other in `/proc`.
+
+    Parameters
+    ----------
+    array : array_like
+        Any shape, and any dtype without Python objects. Its memory order stays.
+    writable : bool
+        True if the processes that receive it may write to it. They get read-only arrays otherwise. The caller's
+        array is writable in either case.
+    copy : bool or None
+        None: return an array, or a view of one, as it is if it is in such memory already.
+
+    Returns
+    -------
+    numpy.ndarray
+        In memory of its own.
+
+    Raises
+    ------
+    TypeError
+        For a dtype with Python objects, and for masked arrays.
+    OutOfMemory
+        If there is no memory for it.
+    Error
+        If the process has no descriptor left. Each array needs one in every process.
+
+    Examples
+    --------
+    >>> import multiprocessing
+    >>> table = shmring.share(np.arange(6).reshape(2, 3))
+    >>> queue = multiprocessing.SimpleQueue()
+    >>> queue.put({"row": table[1]})
+    >>> row = queue.get()["row"]
+    >>> table[1, 0] = 10
+    >>> row
+    array([10,  4,  5])
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("a masked array is two arrays; share array.data and array.mask")
+    given = np.asarray(array)
+    if copy is None and block_of(given) is not None:
+        return given
+    order = "F" if given.flags.f_contiguous and not given.flags.c_contiguous else "C"
+    made = _shared(given.shape, given.dtype, writable, order, is_cleared=False)
+    np.copyto(made, given)
+    return made
+
+
+def shared_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
+    """Return an array in shared memory, as `share` does, whose values are arbitrary.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        As for `numpy.empty`.
+    dtype : numpy.dtype
+        Any without Python objects.
+    writable : bool
+        See `share`.
+
+    Returns
+    -------
+    numpy.ndarray
+        In C order.
+
+    Raises
+    ------
+    TypeError, OutOfMemory, Error
+        As `share`.
+
+    Examples
+    --------
+    >>> frame = shmring.shared_empty((480, 640, 3), "u1")
+    >>> frame.shape
+    (480, 640, 3)
+    """
+    return _shared(shape, np.dtype(dtype), writable, "C", is_cleared=False)
+
+
+def shared_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
+    """Return an array of zeros in shared memory, as `share` does.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        As for `numpy.zeros`.
+    dtype : numpy.dtype
+        Any without Python objects.
+    writable : bool
+        See `share`.
+
+    Returns
+    -------
+    numpy.ndarray
+        In C order.
+
+    Raises
+    ------
+    TypeError, OutOfMemory, Error
+        As `share`.
+
+    Examples
+    --------
+    >>> shmring.shared_zeros(3, "i8", writable=True)
+    array([0, 0, 0])
+    """
+    return _shared(shape, np.dtype(dtype), writable, "C", is_cleared=True)
+
+
+def keep_shared(nbytes: int) -> None:
+    """Keep the memory of shared arrays that this process made for its next ones, instead of freeing it.
+
+    It is used again once no process has an array there. Its pages need not be cleared, which takes most of the
+    time of `share`.
+
+    Parameters
+    ----------
+    nbytes : int
+        Keep at most so many bytes. 0, the value at the beginning: none.
+
+    Examples
+    --------
+    >>> shmring.keep_shared(256 << 20)
+    >>> del table  # its memory is used again
+    """
+    global _keep_nbytes
+    if nbytes == _keep_nbytes:
+        return
+    with _guarded():
+        _keep_nbytes = nbytes
+        while sum(one.nbytes for one in _kept) > nbytes:
+            _kept.pop(0).close()
+
+
+def _shared(shape: Any, dtype: np.dtype[Any], writable: bool, order: Any, is_cleared: bool) -> _Array:
+    if dtype.hasobject:
+        raise TypeError(f"dtype {dtype} has Python objects, which other processes cannot read")
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    count = 1
+    for length in lengths:
+        if length < 0:
+            raise ValueError(f"shape is {shape}; lengths must not be negative")
+        count *= int(length)
+    with _guarded():
+        data = _new_block(max(count * dtype.itemsize, 1), writable, is_cleared).array()
+    return np.ndarray(lengths, dtype, data, order=order)
+
+
+# ---- pickles -----------------------------------------------------------------------------------------------
+
+
+def block_of(array: _Array) -> Block | None:
+    """Return the block in which an array's memory is."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.block if type(base) is _Part else None
+
+
+def reduce_array(array: _Array) -> Any:
+    """Return how an ndarray is pickled, as `object.__reduce_ex__`."""
+    block = block_of(array)
+    return array.__reduce_ex__(_PROTOCOL) if block is None else reduce_shared(array, block)
+
+
+def reduce_shared(array: _Array, block: Block) -> Any:
+    """As `reduce_array`, for an array on a block."""
+    with _guarded():
+        _sweep()
+        sent = block.send()
+    if sent is None:
+        return array.__reduce_ex__(_PROTOCOL)
+    about = os.fstat(block.fd)
+    offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES
+    place = _machine(), _token(), os.getpid(), block.fd, about.st_dev, about.st_ino
+    use = block.nonce, block.nbytes, block.for_receivers, *sent
+    return _load, (place, use, offset, array.dtype, array.shape, array.strides, array.flags.writeable)
+
+
+def _load(
+    place: tuple[str, str, int, int, int, int],
+    use: tuple[int, int, bool, int, int],
+    offset: int,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writable: bool,
+) -> _Array:
+    """Return the array of a pickle."""
+    machine, token, pid, number, *identity = place
+    nonce, nbytes, for_receivers, slot, value = use
+    if machine != _machine():
+        raise Error(
+            f"a shared array of process {pid} of another machine or container cannot be opened here: pass a copy of it"
+        )
+    with _guarded():
+        _sweep()
+        block = _blocks.get(nonce)
+        if block is None:
+            fd = _open(pid, number, identity, token, nonce)
+            block = _map(fd, pid, identity, nbytes, for_receivers)
+        try:
+            if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
+                raise _gone(pid)
+        except BaseException:
+            if block.nonce == 0:
+                block.close()
+            raise
+        _blocks[nonce] = block
+        data = block.array()
+    array: _Array = np.ndarray(shape, dtype, data, offset, strides)
+    if not (writable and for_receivers):
+        array.flags.writeable = False
+    return array
+
+
+def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) -> int:
+    """Return a descriptor of the block of another process, or of the one that keeps the block after its end."""
+    path = f"/proc/{pid}/fd/{number}"
+    try:
+        there = os.stat(path)
+        # The number may belong to another file by now, whose opening might have effects.
+        if [there.st_dev, there.st_ino] == identity and stat.S_ISREG(there.st_mode):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    except PermissionError as error:
+        raise Error(
+            f"this process may not open a shared array of process {pid} ({error}): both must be of one user, and "
+            "the kernel must let them see each other's /proc (hidepid, prctl PR_SET_DUMPABLE)"
+        ) from error
+    except OSError as error:
+        raise explain(error, f"opening a shared array of process {pid}") from error
+    fd = keeper.ask(token, nonce)
+    if fd is None:
+        raise _gone(pid)
+    try:
+        segments.reopen(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _map(fd: int, pid: int, identity: list[int], nbytes: int, for_receivers: bool) -> Block:
+    try:
+        about = os.fstat(fd)
+        if [about.st_dev, about.st_ino, about.st_size] != [*identity, _HEAD_NBYTES + nbytes]:
+            raise _gone(pid)
+        block = Block(fd, nbytes, for_receivers, for_receivers)
+        if (block.head.magic, block.head.nbytes) != (_MAGIC, nbytes):
+            raise _gone(pid)
+    except BaseException:
+        os.close(fd)
+        raise
+    return block
+
+
+def _gone(pid: int) -> Error:
+    return Error(
+        f"a shared array of process {pid} is gone: the process was killed, or this pickle was loaded before and the "
+        "array was dropped since; keep the array until all have loaded it"
+    )
+
+
+_PROTOCOL = 4  # of pickles of multiprocessing; those of protocol 5 load this as well
+reduction.ForkingPickler.register(np.ndarray, reduce_array)
+
+
+def _machine() -> str:
+    """Return what tells this machine, and this process's view of the others, from other machines."""
+    if not _identity:
+        with open("/proc/sys/kernel/random/boot_id") as boot_id:
+            _identity.append(f"{boot_id.read().strip()} {os.readlink('/proc/self/ns/pid')}")
+    return _identity[0]
+
+
+_identity: list[str] = []
+
+
+# ---- the ends of processes ---------------------------------------------------------------------------------
+
+
+def _token() -> str:
+    """Return the name under which this process's blocks can be had after its end, and prepare for that end."""
+    if not _own or _own[0] != os.getpid():
+        _own[:] = [os.getpid(), secrets.token_hex(16)]
+        # After the threads that write into pipes. multiprocessing forgets this in a fork.
+        util.Finalize(None, _end, exitpriority=-100)
+    return str(_own[1])
+
+
+_own: list[Any] = []
+
+
+def _end() -> None:
+    """Leave a process that keeps the blocks whose pickles have not been loaded when this process ends."""
+    deadline_s = time.monotonic() + _EXIT_S
+    while _forget_all_loaded() and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    if not _sent:
+        return
+    parent = parent_process()
+    server = keeper.listen(_token())
+    _in_keeper.append(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about threads: the child only uses what is here
+            is_keeper = os.fork() == 0
+        if is_keeper:
+            keeper.serve(
+                server,
+                {block.nonce: block.fd for block in _sent},
+                lambda: _forget_all_loaded() > 0,
+                parent.pid if parent is not None else None,
+            )
+    finally:
+        _in_keeper.clear()
+    server.close()
+
+
+_in_keeper: list[bool] = []
+
+
+def _forget_all_loaded() -> int:
+    """Return the number of blocks whose pickles are still under way."""
+    for block in list(_sent):
+        block.forget_loaded()
+        if not block.under_way:
+            _sent.discard(block)
+    return len(_sent)
+
+
+def _before_fork() -> None:
+    """Count the references of the child. If there will be no child, some memory is only freed later."""
+    _guard.acquire()
+    for block in _blocks.values():
+        if block.part is not None:
+            with contextlib.suppress(OSError), block.locked() as head:
+                head.references += 1
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.Lock()
+    if _in_keeper:
+        return
+    _sent.clear()  # its parent's pickles
+    for block in [*_blocks.values(), *_kept]:
+        block.under_way.clear()
+        if block.part is None:
+            block.close()
+    _kept.clear()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=lambda: _guard.release(), after_in_child=_after_fork_in_child
+)

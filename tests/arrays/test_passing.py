@@ -1,0 +1,460 @@
+"""Arrays that travel between processes as descriptors: `share`, `shared_empty`, `shared_zeros`, `keep_shared`."""
+
+import concurrent.futures
+import copy
+import gc
+import io
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shmring
+
+METHODS = ("fork", "spawn", "forkserver")
+KILLS = Path(__file__).resolve().parents[1] / "support" / "share_kills.py"
+
+
+def travel(obj):
+    """Pickle an object as multiprocessing does, and load it."""
+    return pickle.loads(ForkingPickler.dumps(obj))
+
+
+def segments():
+    """Return the descriptors of this process that are shared memory, by number."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # the one of the listing
+            continue
+        if path.startswith(("/memfd:shmring", "/dev/shm/")):
+            found[int(number)] = path
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    gc.collect()
+    before = set(segments())
+    yield
+    shmring.keep_shared(0)
+    gc.collect()
+    assert set(segments()) <= before
+
+
+def sum_of(x):
+    assert not x.flags.writeable
+    return float(x.sum()), shmring.share(2 * x)
+
+
+def sum_all(x, into):
+    into.send({"found": (x.sum(), shmring.share(2 * x)), "again": x})  # an array that it got goes on
+
+
+def put(queue, count):
+    for number in range(count):
+        queue.put([number, {"x": shmring.share(np.full((100, 50), number))}])
+
+
+# ---- the ways between processes ----------------------------------------------------------------------------
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("method", METHODS)
+def test_ways_between_processes(method):
+    context = multiprocessing.get_context(method)
+    x = shmring.share(np.arange(6000).reshape(60, 100))
+    with context.Pool(2) as pool:
+        for total, doubled in pool.map(sum_of, [x, x[::-2], x.T[3:5], x[7]]):
+            assert total == doubled.sum() / 2
+            assert not doubled.flags.writeable
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        total, doubled = pool.submit(sum_of, x[1:3]).result()
+        assert (doubled == 2 * x[1:3]).all()
+        assert total == x[1:3].sum()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=sum_all, args=(x, sender))
+    process.start()
+    got = receiver.recv()
+    process.join()
+    assert (got["found"][1] == 2 * x).all()
+    x[0, 0] = 77
+    assert got["again"][0, 0] == 77
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("method", METHODS)
+def test_arrays_outlive_their_sender(method):
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=put, args=(queue, 20))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    for number in range(20):
+        got = queue.get(timeout=30)
+        assert got[0] == number
+        assert (got[1]["x"] == number).all()
+
+
+def test_nobody_keeps_arrays_for_a_process_that_has_ended(tmp_path):
+    """The process that keeps the memory of a child ends with the child's parent."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, os, sys\n"
+        "import numpy as np, shmring\n"
+        "def put(queue):\n"
+        "    queue.put(shmring.share(np.ones(1000)))\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "queue = context.Queue()\n"
+        "process = context.Process(target=put, args=(queue,))\n"
+        "process.start()\n"
+        "process.join()\n"
+    )
+    done = subprocess.run([sys.executable, script], timeout=60)
+    assert done.returncode == 0
+    until(lambda: not processes_of(script))
+
+
+def until(condition):
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def processes_of(script):
+    found = []
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if str(script).encode() in Path(f"/proc/{number}/cmdline").read_bytes():
+                found.append(int(number))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_killed_sender_is_an_error_that_says_so():
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=send_and_stop, args=(sender,))
+    process.start()
+    data = receiver.recv_bytes()
+    process.kill()
+    process.join()
+    with pytest.raises(
+        shmring.Error, match=f"array of process {process.pid} is gone: the process was killed"
+    ):
+        pickle.loads(data)
+
+
+def send_and_stop(sender):
+    sender.send(shmring.share(np.ones(10)))
+    signal.pause()
+
+
+def test_forked_children_have_what_their_parent_has():
+    x = shmring.share(np.arange(1000))
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    x.flags.writeable = False
+    process = context.Process(target=sum_all, args=(x, sender))
+    process.start()
+    del x  # the child has its own reference
+    got = receiver.recv()
+    process.join()
+    assert (got["again"] == np.arange(1000)).all()
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize(
+    "kills", [30, pytest.param(300, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.soak)]
+)
+def test_kills_at_any_moment_leave_nothing_and_change_nothing(kills):
+    done = subprocess.run([sys.executable, KILLS, str(kills)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{kills} kills" in done.stdout
+
+
+# ---- the arrays --------------------------------------------------------------------------------------------
+
+BASE = np.arange(120.0).reshape(4, 5, 6)
+VIEWS = {
+    "whole": lambda a: a,
+    "reversed": lambda a: a[::-1],
+    "transposed": lambda a: a.T,
+    "part": lambda a: a[1:3, ::-2, 2:],
+    "one item": lambda a: a[1, 2, 3:4],
+    "no items": lambda a: a[2:2],
+    "bytes": lambda a: a.view("u1"),
+    "fields": lambda a: a.view([("x", "f8"), ("y", "f8")]),
+    "longer": lambda a: np.broadcast_to(a[0], (3, 5, 6)),
+    "flat": lambda a: a.reshape(-1)[::7],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_travel(view):
+    array = shmring.share(BASE)
+    there = VIEWS[view](array)
+    got = travel({"nested": [there]})["nested"][0]
+    assert type(got) is np.ndarray
+    assert (got.dtype, got.shape, got.strides) == (there.dtype, there.shape, there.strides)
+    assert (got == there).all()
+    assert not got.size or np.shares_memory(got, array)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", ">i4", "f2", "c16", "S3", "U2", "M8[D]", "i4,(2,3)f8", "V5"])
+def test_dtypes_travel(dtype):
+    array = shmring.shared_zeros((3, 2), dtype)
+    array.view("u1")[..., 0] = 1
+    got = travel(array)
+    assert got.dtype == array.dtype
+    assert got.tobytes() == array.tobytes()
+
+
+def test_ml_dtypes_travel():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = shmring.share(np.arange(5).astype(ml_dtypes.bfloat16))
+    assert (travel(array) == array).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_shape_values_and_order_are_those_of_the_array(order):
+    given = np.asarray(BASE, order=order)
+    made = shmring.share(given)
+    assert (made == given).all()
+    assert made.strides == given.strides
+    assert type(made) is np.ndarray
+    assert made.flags.writeable
+    assert not np.shares_memory(made, given)
+    assert (shmring.share(given[:, ::2]) == given[:, ::2]).all()
+
+
+@pytest.mark.parametrize(("given", "shape"), [(3.5, ()), ([], (0,)), ([[1, 2]], (1, 2))])
+def test_what_is_like_an_array_is_shared(given, shape):
+    made = shmring.share(given)
+    assert made.shape == shape
+    assert travel(made).tolist() == np.asarray(given).tolist()
+
+
+@pytest.mark.parametrize("make", [shmring.shared_empty, shmring.shared_zeros])
+@pytest.mark.parametrize("shape", [5, (), (2, 3), (0, 4), np.int64(3)])
+def test_new_arrays(make, shape):
+    made = make(shape, "i4")
+    like = np.zeros(shape, "i4")
+    assert (made.shape, made.dtype, made.flags.c_contiguous) == (like.shape, like.dtype, True)
+    if make is shmring.shared_zeros:
+        assert not made.any()
+
+
+def test_receivers_may_write_only_if_the_array_says_so():
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        for writable in (False, True):
+            array = shmring.share(np.zeros(4), writable=writable)
+            assert pool.submit(try_to_write, array).result() == writable
+            assert array[1] == (5 if writable else 0)
+            array.flags.writeable = False
+            assert pool.submit(try_to_write, array).result() == writable  # by setting the flag
+    array = shmring.share(np.zeros(4))
+    assert not travel(array).flags.writeable
+
+
+def try_to_write(array):
+    try:
+        array[1] = 5
+    except ValueError:
+        try:  # the pages are read-only, so NumPy cannot be told otherwise
+            array.flags.writeable = True
+        except ValueError:
+            return False
+        array[1] = 5
+    return True
+
+
+def test_other_pickles_and_copies_have_the_bytes():
+    array = shmring.share(BASE)
+    for other in (pickle.loads(pickle.dumps(array)), copy.deepcopy(array), copy.copy(array), array + 0):
+        assert (other == array).all()
+        assert not np.shares_memory(other, array)
+    ordinary = np.ones(3)
+    assert not np.shares_memory(travel(ordinary), ordinary)
+    assert (travel(ordinary) == ordinary).all()
+    record = np.ones(2, "i4,f4").view(np.recarray)
+    assert type(travel(record)) is np.recarray
+
+
+def test_arrays_that_cannot_be_shared():
+    with pytest.raises(TypeError, match="Python objects"):
+        shmring.share([object()])
+    with pytest.raises(TypeError, match="Python objects"):
+        shmring.shared_empty(3, "i4,O")
+    with pytest.raises(TypeError, match=r"array\.data and array\.mask"):
+        shmring.share(np.ma.masked_array([1], [True]))
+    with pytest.raises(ValueError, match="not be negative"):
+        shmring.shared_zeros((2, -1))
+    with pytest.raises(shmring.OutOfMemory):
+        shmring.shared_empty(1 << 60, "u1")
+
+
+def test_copies_only_where_they_are_needed():
+    array = shmring.share(BASE)
+    assert shmring.share(array[1], copy=None).base is array[1].base
+    assert not np.shares_memory(shmring.share(array[1]), array)
+    assert not np.shares_memory(shmring.share(BASE, copy=None), BASE)
+
+
+# ---- the memory --------------------------------------------------------------------------------------------
+
+
+def pages_of(array):
+    """Return the bytes of memory that the kernel has for a shared array."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return lambda fd=base.block.fd: os.fstat(fd).st_blocks * 512
+
+
+def test_a_pickle_is_loaded_as_often_as_its_array_lives():
+    array = shmring.share(BASE)
+    data = bytes(ForkingPickler.dumps(array))
+    first, second = pickle.loads(data), pickle.loads(data)
+    del array, first
+    assert (second == BASE).all()
+    third = pickle.loads(data)
+    del second
+    assert (third == BASE).all()
+    del third
+    gc.collect()
+    with pytest.raises(shmring.Error, match="loaded before"):
+        pickle.loads(data)
+
+
+def test_memory_returns_though_its_maker_does_nothing():
+    """A worker that returned an array has its descriptor until it shares or pickles the next one."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pid, array = pool.apply(made_in_worker)
+        path = f"/proc/{pid}/fd/{descriptor_of(pid)}"
+        assert os.stat(path).st_blocks * 512 > array.nbytes
+        assert (array == 3).all()
+        del array
+        until(lambda: os.stat(path).st_blocks * 512 < 8192)  # the pool's threads may have it for a moment
+
+
+def made_in_worker():
+    return os.getpid(), shmring.share(np.full(1 << 17, 3))
+
+
+def descriptor_of(pid):
+    names = {n: os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
+    (number,) = (n for n, name in names.items() if name.startswith("/memfd:shmring"))
+    return number
+
+
+def test_kept_memory_is_used_again():
+    shmring.keep_shared(1 << 20)
+    first = shmring.share(np.full(10_000, 1))
+    pages = pages_of(first)
+    place = first.ctypes.data
+    other = travel(first)
+    del first
+    second = shmring.share(np.full(10_000, 2))
+    assert second.ctypes.data != place  # `other` is there
+    assert (other == 1).all()
+    del other
+    third = shmring.shared_zeros(9_000, "i8")
+    assert third.ctypes.data == place
+    assert not third.any()
+    assert pages() >= third.nbytes
+    assert (travel(third) == 0).all()
+    shmring.keep_shared(0)
+    del second, third
+
+
+def test_an_old_pickle_does_not_reach_memory_that_is_used_again():
+    shmring.keep_shared(1 << 20)
+    first = shmring.share(np.full(10_000, 1))
+    data = bytes(ForkingPickler.dumps(first))
+    pickle.loads(data)
+    del first
+    second = shmring.share(np.full(10_000, 2))
+    with pytest.raises(shmring.Error, match="gone"):
+        pickle.loads(data)
+    assert (second == 2).all()
+
+
+def test_more_pickles_under_way_than_a_block_counts_have_the_bytes():
+    array = shmring.share(np.arange(3))
+    pickles = [bytes(ForkingPickler.dumps(array)) for _ in range(2100)]
+    del array
+    for data in pickles:
+        assert pickle.loads(data).tolist() == [0, 1, 2]
+
+
+def test_no_descriptors_is_an_error_that_says_what_to_do():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    made = []
+    try:
+        with pytest.raises(shmring.Error, match="ulimit -n"):
+            while True:
+                made.append(shmring.shared_zeros(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all(not array.any() for array in made)
+
+
+def test_threads_share_and_drop_at_the_same_time():
+    wrong = []
+
+    def work(number):
+        for turn in range(100):
+            array = shmring.share(np.full(100, number * 1000 + turn))
+            got = travel([array, array[1:]])
+            del array
+            wrong.extend(part for part in got if (part != number * 1000 + turn).any())
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_pickle_of_another_machine_is_refused():
+    array = shmring.share(np.ones(3))
+    function, (place, *rest) = array_reduced(array)
+    with pytest.raises(shmring.Error, match="another machine or container"):
+        function(("other boot", *place[1:]), *rest)
+    with pytest.raises(shmring.Error, match="gone"):
+        function((place[0], "0" * 32, 1 << 22, *place[3:]), (rest[0][0] + 1, *rest[0][1:]), *rest[1:])
+    function(place, *rest)
+
+
+def array_reduced(array):
+    return ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray](array)
+
+
+def test_a_number_that_is_another_file_by_now_is_not_opened(tmp_path):
+    array = shmring.share(np.ones(3))
+    function, (place, use, *rest) = array_reduced(array)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    fd = os.open(fifo, os.O_RDWR)
+    with pytest.raises(shmring.Error, match="gone"):
+        function((*place[:3], fd, *place[4:]), (use[0] + 1, *use[1:]), *rest)
+    os.close(fd)
+    function(place, use, *rest)
