@@ -8,5 +8,8 @@ shared_array       one array that all ranks see, with its fence and locks
   |-- onesided     get, put and accumulate: select elements, convert values
          |-- locks     a lock in shared memory, whose waiters detect its owner's death; locks of blocks
 
+passing            arrays that travel between any processes as descriptors; needs no communicator
+  |-- keeper       keeps their memory after a process that ended before they arrived
+
 shapes             shapes of the results of collectives that split or join arrays
 """

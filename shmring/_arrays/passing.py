@@ -1,15 +1,15 @@
 """Arrays that travel between processes as descriptors: `share`, `shared_empty` and `shared_zeros`.
 
-Each array is in a block of its own, nameless shared memory behind one page with counters. When multiprocessing
-pickles an ndarray whose memory is in a block, the pickle has the number of this process's descriptor, and the
-process that loads it opens `/proc/PID/fd/NUMBER`. Every process that has the block keeps a descriptor as long
-as it has arrays on it, or pickles of it are under way: sent, and not yet loaded. So the kernel frees the memory
-with the last process that can reach it, however that process ends.
+Each array is in a block of its own, nameless shared memory behind one page with counters. When
+multiprocessing pickles an ndarray whose memory is in a block, the pickle has the number of this process's
+descriptor, and the process that loads it opens `/proc/PID/fd/NUMBER`. Every process that has the block
+keeps a descriptor as long as it has arrays on it, or pickles of it are under way: sent, and not yet
+loaded. So the kernel frees the memory with the last process that can reach it, however that process ends.
 
-A process looks for pickles that were loaded only when it shares, sends or receives the next array. To free
-memory earlier, `Head.references` counts the processes with arrays on the block and the pickles under way. The
-process that takes the last reference away frees the pages. A process that is killed leaves its reference, which
-only delays this until the descriptors are closed.
+A process looks for pickles that were loaded only when it shares, sends or receives the next array. To
+free memory earlier, `Head.references` counts the processes with arrays on the block and the pickles under
+way. The process that takes the last reference away frees the pages. A process that is killed leaves its
+reference, which only delays this until the descriptors are closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .._config.settings import Settings
 from .._system import segments
 from .._system.limits import explain
 from ..errors import Error
@@ -100,6 +99,14 @@ class Block:
         self.pid = os.getpid()  # of the process whose open file this is
         self.nonce = 0  # 0: not in use
 
+    def begin(self, for_receivers: bool) -> None:
+        """Begin a use of this block by its maker."""
+        self.for_receivers = for_receivers
+        with self.locked() as head:
+            head.magic, head.nbytes, head.references = _MAGIC, self.nbytes, 1
+            head.is_kept = _keep_nbytes > 0
+            head.nonce = self.nonce = secrets.randbits(63) + 1
+
     def array(self) -> _Array:
         """Return an array of all bytes. The caller has counted the reference if there was no array yet."""
         part = self.part() if self.part is not None else None
@@ -133,7 +140,7 @@ class Block:
         return None
 
     def receive(self, nonce: int, slot: int, value: int) -> bool:
-        """Take the reference of a pickle, or one more if it was loaded before. False if the memory is gone."""
+        """Take a pickle's reference, or one more if it was loaded before. False if the memory is gone."""
         is_counted = self.part is not None  # also if _drop has not yet seen that it is gone
         with self.locked() as head:
             if head.nonce != nonce or head.references == 0:
@@ -152,7 +159,7 @@ class Block:
                 del self.under_way[slot]
 
     def drop(self) -> None:
-        """Take the reference of this process away, as its last array is gone; free the pages if it was the last."""
+        """Give this process's reference back, as its last array is gone; the last one frees the pages."""
         with self.locked() as head:
             head.references -= 1
             if head.references == 0 and not head.is_kept:
@@ -251,29 +258,18 @@ def _used_again(nbytes: int) -> Block | None:
     return None
 
 
-def _new_block(nbytes: int, for_receivers: bool, is_cleared: bool) -> Block:
-    """Return a block with one reference, of this process. The caller holds the guard."""
-    _sweep()
-    block = _used_again(nbytes)
-    if block is not None:
-        if is_cleared:
-            np.asarray(_Part(block)).fill(0)
-    else:
-        fd = segments.create(_HEAD_NBYTES + nbytes, kind=Settings.from_environment().segment)
-        try:
-            segments.allocate(fd, 0, _HEAD_NBYTES + nbytes, purpose="a shared array")
-            block = Block(fd, nbytes, True, for_receivers, os.getpid())
-            block.data.populate()
-        except BaseException:
-            os.close(fd)
-            raise
-    block.for_receivers = for_receivers
-    with block.locked() as head:
-        head.magic, head.nbytes, head.references = _MAGIC, block.nbytes, 1
-        head.is_kept = _keep_nbytes > 0
-        head.nonce = block.nonce = secrets.randbits(63) + 1
-    _blocks[block.nonce] = block
-    return block
+def _make_block(nbytes: int, data: _Array | None) -> Block:
+    """Return a new block that begins with these bytes."""
+    fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
+    try:
+        purpose = "a shared array"
+        segments.allocate(fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
+        if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
+            segments.write(fd, _HEAD_NBYTES, data.data, purpose=purpose)
+        return Block(fd, nbytes, True, True, os.getpid())
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 # ---- what users call ---------------------------------------------------------------------------------------
@@ -282,23 +278,23 @@ def _new_block(nbytes: int, for_receivers: bool, is_cleared: bool) -> Block:
 def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True) -> _Array:
     """Return a copy of an array in shared memory. It travels between processes as a descriptor, not as bytes.
 
-    The result is an ordinary ndarray. Where multiprocessing pickles it, or a view of it, also within other
-    objects, the process that loads the pickle maps the same memory: in a `Queue`, a `Pipe`, a `Pool`, a
-    `ProcessPoolExecutor`, and as an argument of a `Process`, whatever the start method. `pickle.dumps` itself,
-    and `copy`, take the bytes as for any array.
+    The result is an ordinary ndarray. Where multiprocessing pickles it, or a view of it, also within
+    other objects, the process that loads the pickle maps the same memory: in a `Queue`, a `Pipe`, a
+    `Pool`, a `ProcessPoolExecutor`, and as an argument of a `Process`, whatever the start method.
+    `pickle.dumps` itself, and `copy`, take the bytes as for any array.
 
     The memory has no name. It is freed with the last array on it, in whichever process that is, also if
-    processes are killed. If a process ends before its pickles are loaded, it leaves a process that keeps their
-    memory until then, or until its parent ends. The processes must be of one user, on one machine, and see
-    each other in `/proc`.
+    processes are killed. If a process ends before its pickles are loaded, it leaves a process that keeps
+    their memory until then, or until its parent ends. The processes must be of one user, on one machine,
+    and see each other in `/proc`.
 
     Parameters
     ----------
     array : array_like
         Any shape, and any dtype without Python objects. Its memory order stays.
     writable : bool
-        True if the processes that receive it may write to it. They get read-only arrays otherwise. The caller's
-        array is writable in either case.
+        True if the processes that receive it may write to it. They get read-only arrays otherwise. The
+        caller's array is writable in either case.
     copy : bool or None
         None: return an array, or a view of one, as it is if it is in such memory already.
 
@@ -333,9 +329,12 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     if copy is None and block_of(given) is not None:
         return given
     order = "F" if given.flags.f_contiguous and not given.flags.c_contiguous else "C"
-    made = _shared(given.shape, given.dtype, writable, order, is_cleared=False)
-    np.copyto(made, given)
-    return made
+    if given.size == 0 or not given.flags.forc or given.dtype.hasobject:
+        made = _shared(given.shape, given.dtype, writable, order)
+        np.copyto(made, given)
+        return made
+    flat = (given.T if order == "F" else given).reshape(-1).view("u1")
+    return _shared(given.shape, given.dtype, writable, order, flat)
 
 
 def shared_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
@@ -366,7 +365,7 @@ def shared_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writ
     >>> frame.shape
     (480, 640, 3)
     """
-    return _shared(shape, np.dtype(dtype), writable, "C", is_cleared=False)
+    return _shared(shape, np.dtype(dtype), writable, "C")
 
 
 def shared_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
@@ -399,32 +398,49 @@ def shared_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writ
     return _shared(shape, np.dtype(dtype), writable, "C", is_cleared=True)
 
 
-def keep_shared(nbytes: int) -> None:
+def keep_shared(nbytes: int) -> int:
     """Keep the memory of shared arrays that this process made for its next ones, instead of freeing it.
 
-    It is used again once no process has an array there. Its pages need not be cleared, which takes most of the
-    time of `share`.
+    It is used again once no process has an array there. Its pages need not be cleared, which takes most
+    of the time of `share`.
 
     Parameters
     ----------
     nbytes : int
         Keep at most so many bytes. 0, the value at the beginning: none.
 
+    Returns
+    -------
+    int
+        The number of bytes before.
+
     Examples
     --------
-    >>> shmring.keep_shared(256 << 20)
-    >>> del table  # its memory is used again
+    >>> before = shmring.keep_shared(256 << 20)
+    >>> first = shmring.shared_zeros(1000)
+    >>> del first
+    >>> second = shmring.shared_zeros(900)  # in the same memory
+    >>> shmring.keep_shared(before)
+    268435456
     """
     global _keep_nbytes
     if nbytes == _keep_nbytes:
-        return
+        return nbytes
     with _guarded():
-        _keep_nbytes = nbytes
+        before, _keep_nbytes = _keep_nbytes, nbytes
         while sum(one.nbytes for one in _kept) > nbytes:
             _kept.pop(0).close()
+    return before
 
 
-def _shared(shape: Any, dtype: np.dtype[Any], writable: bool, order: Any, is_cleared: bool) -> _Array:
+def _shared(
+    shape: Any,
+    dtype: np.dtype[Any],
+    writable: bool,
+    order: Any,
+    data: _Array | None = None,
+    is_cleared: bool = False,
+) -> _Array:
     if dtype.hasobject:
         raise TypeError(f"dtype {dtype} has Python objects, which other processes cannot read")
     lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -433,9 +449,19 @@ def _shared(shape: Any, dtype: np.dtype[Any], writable: bool, order: Any, is_cle
         if length < 0:
             raise ValueError(f"shape is {shape}; lengths must not be negative")
         count *= int(length)
+    nbytes = max(count * dtype.itemsize, 1)
     with _guarded():
-        data = _new_block(max(count * dtype.itemsize, 1), writable, is_cleared).array()
-    return np.ndarray(lengths, dtype, data, order=order)
+        _sweep()
+        block = _used_again(nbytes)
+    if block is None:
+        block = _make_block(nbytes, data)
+    elif data is not None or is_cleared:
+        np.asarray(_Part(block))[:nbytes] = 0 if data is None else data
+    with _guarded():
+        block.begin(writable)
+        _blocks[block.nonce] = block
+        whole = block.array()
+    return np.ndarray(lengths, dtype, whole, order=order)
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------
@@ -446,7 +472,7 @@ def block_of(array: _Array) -> Block | None:
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    return base.block if type(base) is _Part else None
+    return base.block if isinstance(base, _Part) else None
 
 
 def reduce_array(array: _Array) -> Any:
@@ -483,7 +509,8 @@ def _load(
     nonce, nbytes, for_receivers, slot, value = use
     if machine != _machine():
         raise Error(
-            f"a shared array of process {pid} of another machine or container cannot be opened here: pass a copy of it"
+            f"a shared array of process {pid} of another machine or container cannot be opened here: "
+            "pass a copy of it"
         )
     with _guarded():
         _sweep()
@@ -507,7 +534,7 @@ def _load(
 
 
 def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) -> int:
-    """Return a descriptor of the block of another process, or of the one that keeps the block after its end."""
+    """Return a descriptor of the block of another process, or of the keeper after its end."""
     path = f"/proc/{pid}/fd/{number}"
     try:
         there = os.stat(path)
@@ -518,8 +545,8 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
         pass
     except PermissionError as error:
         raise Error(
-            f"this process may not open a shared array of process {pid} ({error}): both must be of one user, and "
-            "the kernel must let them see each other's /proc (hidepid, prctl PR_SET_DUMPABLE)"
+            f"this process may not open a shared array of process {pid} ({error}): both must be of one "
+            "user, and the kernel must let them see each other's /proc (hidepid, prctl PR_SET_DUMPABLE)"
         ) from error
     except OSError as error:
         raise explain(error, f"opening a shared array of process {pid}") from error
@@ -550,8 +577,8 @@ def _map(fd: int, pid: int, identity: list[int], nbytes: int, for_receivers: boo
 
 def _gone(pid: int) -> Error:
     return Error(
-        f"a shared array of process {pid} is gone: the process was killed, or this pickle was loaded before and the "
-        "array was dropped since; keep the array until all have loaded it"
+        f"a shared array of process {pid} is gone: the process was killed, or this pickle was loaded "
+        "before and the array was dropped since; keep the array until all have loaded it"
     )
 
 
@@ -574,7 +601,7 @@ _identity: list[str] = []
 
 
 def _token() -> str:
-    """Return the name under which this process's blocks can be had after its end, and prepare for that end."""
+    """Return the name of this process's keeper, and prepare for the end of the process."""
     if not _own or _own[0] != os.getpid():
         _own[:] = [os.getpid(), secrets.token_hex(16)]
         # After the threads that write into pipes. multiprocessing forgets this in a fork.

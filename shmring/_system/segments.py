@@ -103,6 +103,21 @@ def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
         done += piece
 
 
+def write(fd: int, offset: int, data: memoryview, *, purpose: str) -> None:
+    """Store bytes in a range of the segment whose pages have not been allocated, or raise OutOfMemory."""
+    limits = MemoryLimits()
+    done = 0
+    while done < data.nbytes:
+        try:
+            _check_room(fd, data.nbytes - done, data.nbytes, limits, purpose)
+            done += os.pwrite(fd, data[done : done + _PIECE_NBYTES], offset + done)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise _out_of_memory(data.nbytes, _room(fd, limits), purpose) from error
+            what = f"writing {size_text(data.nbytes)} of shared memory for {purpose}"
+            raise explain(error, what, data.nbytes) from error
+
+
 class Mapping:
     """A segment mapped into this process: `address` and `nbytes`. The descriptor may be closed afterwards.
 
@@ -307,7 +322,7 @@ def _give_back(fd: int, offset: int, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def locked(fd: int) -> Iterator[None]:
-    """Keep processes that opened the segment themselves from locking it. A process that ends lets go of the lock."""
+    """Lock the segment against processes that opened it themselves; the end of a process unlocks it."""
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield

@@ -12,7 +12,7 @@ import numpy as np
 
 import shmring
 
-LEAST_NBYTES = 1 << 20  # bench/arrays/bench_share.py: from here on sharing is faster than pickling
+LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
 
 
@@ -57,7 +57,7 @@ class Loaded:
 
 
 def run_task(task: bytes, least_nbytes: int, keep_nbytes: int) -> Loaded:
-    """Run a pickled (function, arguments, keywords) in a worker, and return its result for the pool to pickle."""
+    """Run a pickled (function, arguments, keywords) in a worker; return the result, to be pickled."""
     shmring.keep_shared(keep_nbytes)
     function, arguments, keywords = pickle.loads(task)
     result = function(*arguments, **keywords)

@@ -116,7 +116,9 @@ def register_joblib(
         spectra = joblib.Parallel(4, backend="shmring")(joblib.delayed(np.fft.rfft)(x) for x in signals)
     """
     joblib = need("joblib", "joblib", __name__)
-    from joblib._parallel_backends import LokyBackend
+    from joblib._parallel_backends import (  # type: ignore[import-untyped, unused-ignore]
+        LokyBackend,
+    )
 
     class Backend(LokyBackend):  # type: ignore[misc, unused-ignore]
         def configure(self, *args: Any, **keywords: Any) -> Any:
@@ -152,7 +154,9 @@ class _Task:
 
 def _dumps(obj: Any, least_nbytes: int) -> bytes:
     import numpy as np
-    from joblib.externals.loky.backend.reduction import get_loky_pickler
+    from joblib.externals.loky.backend.reduction import (  # type: ignore[import-untyped, unused-ignore]
+        get_loky_pickler,
+    )
 
     file = io.BytesIO()
     get_loky_pickler()(file, reducers={np.ndarray: reducer(least_nbytes)}).dump(obj)

@@ -54,10 +54,38 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
     ) -> None:
         super().__init__(max_workers, **keywords)
         self._least_nbytes, self._keep_nbytes = least_nbytes, keep_nbytes
-        shmring.keep_shared(keep_nbytes)
+        self._kept_before = shmring.keep_shared(keep_nbytes)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As ProcessPoolExecutor.shutdown. This process then keeps no more memory than before.
+
+        Parameters
+        ----------
+        wait : bool
+            Return only when the workers have ended.
+        cancel_futures : bool
+            Cancel the tasks that have not begun.
+        """
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        shmring.keep_shared(self._kept_before)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
-        """As ProcessPoolExecutor.submit."""
+        """Run fn(*args, **kwargs) in a worker, as ProcessPoolExecutor.submit does.
+
+        Parameters
+        ----------
+        fn : callable
+            The function. It, its arguments and its result are pickled.
+        *args
+            Its arguments.
+        **kwargs
+            Its keyword arguments.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Of its result.
+        """
         task = dumps((fn, args, kwargs), self._least_nbytes)
         return super().submit(run_task, task, self._least_nbytes, self._keep_nbytes)
 

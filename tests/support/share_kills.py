@@ -1,7 +1,8 @@
 """Kill senders and receivers of shared arrays at random moments: `python share_kills.py KILLS [SEED]`.
 
-A sender shares arrays and sends them to a receiver, which sends them on to this process. One of the two is killed.
-Every array that comes must have its right contents, and in the end no process and no shared memory may be left.
+A sender shares arrays and sends them to a receiver, which sends them on to this process. One of the two
+is killed. Every array that comes must have its right contents, and in the end no process and no shared
+memory may be left.
 """
 
 import contextlib
@@ -88,7 +89,7 @@ def trial(dice):
 
 def main():
     kills, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    # What processes leave behind becomes a child of this one.
+    # Processes that others leave behind become children of this one.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     dice = random.Random(seed)
     came = lost = 0

@@ -1,0 +1,131 @@
+"""Arrays through pools of processes: pickled, in SharedMemory by hand, and shared by shmring.
+
+    python bench/engine/bench_share.py [--sizes 64K,1M,16M,256M] [--rounds 5] [--joblib]
+
+Each way is timed in turn, from the call in the parent until its result is there; the receiver reads one value
+of each page. The figures are medians in milliseconds.
+"""
+
+import argparse
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import shared_memory
+
+import numpy as np
+
+import shmring
+from shmring.adapters.pools import Executor
+
+KEPT_NBYTES = 1 << 30
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def read(x):
+    return float(x.reshape(-1)[::512].sum())
+
+
+
+
+def make(nbytes):
+    return np.ones(nbytes // 8)
+
+
+def make_shared(nbytes, keep_nbytes=0):
+    shmring.keep_shared(keep_nbytes)
+    x = shmring.shared_empty(nbytes // 8)
+    x[:] = 1
+    return x
+
+
+def make_by_hand(nbytes):
+    memory = shared_memory.SharedMemory(create=True, size=nbytes)
+    x = np.ndarray(nbytes // 8, buffer=memory.buf)
+    x[:] = 1
+    del x
+    memory.close()
+    return memory.name
+
+
+def read_by_hand(name, nbytes):
+    memory = shared_memory.SharedMemory(name)
+    x = np.ndarray(nbytes // 8, buffer=memory.buf)
+    found = read(x)
+    del x
+    memory.close()
+    memory.unlink()
+    return found
+
+
+def double(x):
+    return x + x
+
+
+def ways_of(pool, keeping, auto, nbytes):
+    """Return a function for each way, by name."""
+    x = np.ones(nbytes // 8)
+    shared = shmring.share(x)
+    return {
+        "argument pickled": lambda: pool.submit(read, x).result(),
+        "argument shared before": lambda: pool.submit(read, shared).result(),
+        "argument shared for the call": lambda: pool.submit(read, shmring.share(x)).result(),
+        "argument, Executor": lambda: auto.submit(read, x).result(),
+        "result pickled": lambda: read(pool.submit(make, nbytes).result()),
+        "result by hand": lambda: read_by_hand(pool.submit(make_by_hand, nbytes).result(), nbytes),
+        "result shared": lambda: read(pool.submit(make_shared, nbytes).result()),
+        "result shared, memory kept": lambda: read(keeping.submit(make_shared, nbytes, KEPT_NBYTES).result()),
+        "result, Executor": lambda: read(auto.submit(make, nbytes).result()),
+        "both pickled": lambda: read(pool.submit(double, x).result()),
+        "both, Executor": lambda: read(auto.submit(double, x).result()),
+    }
+
+
+def joblib_ways_of(nbytes):
+    import joblib
+
+    from shmring.adapters.joblib import register_joblib
+
+    register_joblib()
+
+    def run(backend):
+        results = joblib.Parallel(2, backend=backend)(joblib.delayed(make)(nbytes) for _ in range(2))
+        return sum(map(read, results))
+
+    return {"two results, loky": lambda: run("loky"), "two results, shmring": lambda: run("shmring")}
+
+
+def milliseconds(way):
+    begin_s = time.perf_counter()
+    way()
+    return (time.perf_counter() - begin_s) * 1e3
+
+
+def size_of(text):
+    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="8K,64K,256K,1M,16M,256M")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--joblib", action="store_true")
+    asked = parser.parse_args()
+    with ProcessPoolExecutor(1) as pool, ProcessPoolExecutor(1) as keeping, Executor(1) as auto:
+        for size in asked.sizes.split(","):
+            nbytes = size_of(size)
+            ways = ways_of(pool, keeping, auto, nbytes)
+            if asked.joblib:
+                ways |= joblib_ways_of(nbytes)
+            taken = {name: [] for name in ways}
+            for way in ways.values():
+                way()
+            for _ in range(asked.rounds):
+                for name, way in ways.items():
+                    shmring.keep_shared(KEPT_NBYTES if "Executor" in name else 0)
+                    taken[name].append(milliseconds(way))
+            for name, times in taken.items():
+                print(f"{size:>5} {name:30} {statistics.median(times):9.3f}")
+
+
+if __name__ == "__main__":
+    main()

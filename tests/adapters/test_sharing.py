@@ -1,0 +1,120 @@
+"""Pools whose large arrays travel in shared memory: `pools.Executor`, and joblib's backend."""
+
+import gc
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+
+import shmring
+from shmring.adapters.pools import Executor
+
+LARGE = 1 << 18  # items of 8 bytes, twice the least size
+
+
+class Holder:
+    """An object with an array."""
+
+    def __init__(self, array):
+        self.array = array
+
+
+def change(holder):
+    """Write to the argument, which no other process may see, and return what a pool has to pickle."""
+    holder["deep"][0].array += 1
+    return {"same": holder["deep"][0], "sum": float(holder["deep"][0].array.sum()), "is": is_shared(holder)}
+
+
+def is_shared(holder):
+    base = holder["deep"][0].array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return hasattr(base, "block")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("count", "shared"), [(10, False), (LARGE, True)])
+def test_arguments_and_results_are_as_in_any_pool(method, count, shared):
+    x = np.full(count, 2.0)
+    with Executor(2, mp_context=multiprocessing.get_context(method)) as pool:
+        futures = [pool.submit(change, {"deep": [Holder(x)]}) for _ in range(4)]
+        x[:] = 7  # after submit, so without effect
+        for future in futures:
+            found = future.result()
+            assert found["sum"] == 3 * count
+            assert found["is"] == shared
+            assert (found["same"].array == 3).all()
+            found["same"].array[:] = 0  # as writable as any result
+
+
+def test_map_chunks_errors_and_keywords():
+    with Executor(2, least_nbytes=100) as pool:
+        results = list(
+            pool.map(np.add, [np.full(100, i) for i in range(10)], [np.ones(100)] * 10, chunksize=3)
+        )
+        assert [int(result[5]) for result in results] == list(range(1, 11))
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(divmod, 1, 0).result()
+        assert pool.submit(sorted, [2, 1], reverse=False).result() == [1, 2]
+        with pytest.raises((AttributeError, TypeError), match="pickle"):
+            pool.submit(lambda: None)
+
+
+def test_shared_arrays_are_not_copied_again():
+    array = shmring.share(np.zeros(LARGE), writable=True)
+    with Executor(1) as pool:
+        pool.submit(np.copyto, array, 4).result()
+    assert (array == 4).all()
+
+
+def test_results_arrive_from_workers_that_end_after_each_task():
+    context = multiprocessing.get_context("spawn")
+    with Executor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        for value in range(3):
+            assert (pool.submit(np.full, LARGE, value).result() == value).all()
+
+
+def test_kept_memory_stays_within_its_bound_and_goes_with_the_pool():
+    gc.collect()
+    before = memory_of(os.getpid())
+    with Executor(1, keep_nbytes=LARGE * 8 + 4096) as pool:
+        for value in range(20):
+            assert (pool.submit(np.positive, np.full(LARGE, value)).result() == value).all()
+        gc.collect()
+        assert memory_of(os.getpid()) - before <= 2 * (LARGE * 8 + 8192)
+    assert memory_of(os.getpid()) <= before
+
+
+def memory_of(pid):
+    """Return the bytes of the shared memory that a process has descriptors of."""
+    total = 0
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{number}"
+        if os.path.islink(path) and os.readlink(path).startswith("/memfd:shmring"):
+            total += os.stat(path).st_blocks * 512
+    return total
+
+
+def test_joblib_shares_both_ways():
+    joblib = pytest.importorskip("joblib")
+    from shmring.adapters.joblib import register_joblib
+
+    register_joblib(least_nbytes=1000)
+    signals = [np.full(1000, float(i)) for i in range(6)]
+    parallel = joblib.Parallel(2, backend="shmring")
+    results = parallel(joblib.delayed(lambda x: (x + 1, shared_here(x)))(x) for x in signals)
+    for value, (result, shared) in enumerate(results):
+        assert shared
+        assert shared_here(result)
+        assert (result == value + 1).all()
+    with pytest.raises(ZeroDivisionError):
+        parallel(joblib.delayed(divmod)(1, 0) for _ in range(2))
+    with joblib.parallel_config("shmring", n_jobs=2):
+        assert joblib.Parallel()(joblib.delayed(abs)(-i) for i in range(4)) == [0, 1, 2, 3]
+    del result, results
+    assert shmring.keep_shared(0) > 0
+
+
+def shared_here(x):
+    return is_shared({"deep": [Holder(x)]})
