@@ -40,19 +40,15 @@ HOT = [
     "shmring/_comm/point_to_point.pyx",
     "shmring/_core/trace.pyx",
     "shmring/_engine/wait.pyx",
-    "shmring/_internode/[dlr]*.pyx",
+    "shmring/_internode/*.pyx",
     "shmring/_p2p/*.pyx",
     "shmring/mpi4py/calls.pyx",
 ]
 RARE = [
     "shmring/_arrays/locks.pyx",
     "shmring/_comm/comm.pyx",
-    "shmring/_core/segment_format.pyx",
     "shmring/_diagnostics/*.pyx",
-    "shmring/_engine/blame.pyx",
-    "shmring/_engine/liveness_thread.pyx",
     "shmring/_engine/state.pyx",
-    "shmring/_engine/trace_buffer.pyx",
     "shmring/_transport/channels.pyx",
     "shmring/mpi4py/memory.pyx",
 ]

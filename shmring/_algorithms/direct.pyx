@@ -1,30 +1,31 @@
-# Large all_reduce and reduce as resumable pipelines over shared memory, and the choice of a pipeline for every call.
-# The other pipelines are in staged (tiny and small messages, data movement, zero-copy), chain (more ranks than CPUs),
-# named (algorithms that the caller names).
+# Large reductions as resumable pipelines over shared memory, and the choice of a pipeline for every call. The other
+# pipelines are in staged (tiny and small messages, data movement, zero-copy) and named (algorithms that the caller
+# names).
 #
 # Every function runs without the GIL, returns at once, and records in call.awaited what the call waits for.
 
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memmove
 
-from .._core.descriptor cimport describe, descriptor, finish, step_lines
+from .._core.descriptor cimport describe, descriptor, finish, may_ping, step_lines
 from .._core.group cimport (
-    ABORTED, AUTO, BIDIRECTIONAL_RING, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
-    MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCRATCH_NBYTES, SINGLE_COPY, TREE, Call, Cursor, Group,
-    all_reached, begin_call, blocked_on, blocked_on_counter, counter, fingerprint_of, is_folded, is_sliced, publish,
-    publish_line, record_call, takes, verify,
+    ABORTED, AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID,
+    MASTER, MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, SCRATCH_NBYTES, SINGLE_COPY, TREE, Call,
+    Cursor, Group, all_reached, begin_call, blocked_on, blocked_on_counter, counter, fingerprint_of, is_before,
+    is_folded, is_moved, is_scan, is_sliced, line_of, publish, publish_line, record_call, repeats_last,
+    see_calls_before, takes, verify,
 )
-from .._core.kernels cimport SR_BOOL, SR_LAND
+from .._core.kernels cimport SR_BOOL, SR_LAND, sr_dtype_is_widened
+from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_COPIED, SR_LINE, SR_NO_ABORT, SR_PAYLOAD_NBYTES, SR_PRIVATE, SR_REDUCED, SR_STAGED,
-    sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_slice_begin_grained,
+    SR_CACHE_LINE, SR_COPIED, SR_LINE, SR_NO_ABORT, SR_PAYLOAD_NBYTES, SR_PRIVATE, SR_REDUCED, SR_STAGED, sr_call_line,
+    sr_descriptor, sr_flag, sr_flag_load_after_reads, sr_flag_reached,
 )
 from .._core.staging cimport (
-    SWAPPING_RANKS, blocked_on_credit, copy_from_far, fold_prefetching, give_credit, goes_backwards, has_credit,
-    keeps_to_window, next_begin, next_chunk, slot, slot_begin_within, slot_end, slot_nbytes, streams_out, whole_items,
-    window_nbytes_of,
+    SWAPPING_RANKS, blocked_on_credit, copy_from_far, fold_hop, fold_prefetching, give_credit, goes_backwards,
+    has_credit, keeps_to_window, next_begin, next_chunk, slot, slot_begin, slot_begin_within, slot_end, slot_nbytes,
+    streams_out, whole_items, window_nbytes_of,
 )
-from .chain cimport enter_chain, may_be_chain, step_chain
 from .named cimport (
     enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
 )
@@ -385,6 +386,150 @@ cdef int fetch(Group *g, Call *c, int owner) noexcept nogil:
         return status
     c.copy.offset += nbytes
     return PROGRESSED if nbytes < left else DONE
+
+
+# ---- chain: partial results from rank to rank ------------------------------------------------------------------
+
+# reduce, scan and exscan with more ranks than CPUs: the pipelined chain of the MPI libraries. Chunk by chunk a partial
+# result goes from rank to rank, in rank order, and each rank folds its x into it. Each x is read once, by its own rank.
+# If all ranks staged and folded, every x would move several times, and in a scan the work would grow with the square of
+# the number of ranks. That work runs in parallel only if each rank has a CPU. all_reduce gains nothing from a chain: it
+# takes 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.
+
+cdef enum:
+    LINK_NBYTES = 64 << 10   # the longest chunk: a rank begins once the rank before it has folded the first
+
+
+# True if the call may run as a chain. 16-bit floats may not: their partial results are wider than their items.
+cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil:
+    return (g.oversubscribed and c.nbytes >= g.tuning.chain_nbytes
+            and (c.kind == REDUCE or is_scan(c)) and not is_moved(g, c) and not sr_dtype_is_widened(c.dtype))
+
+
+cdef void enter_chain(Group *g, Call *c) noexcept nogil:
+    begin_call(g, c)
+    describe(g, c)
+    publish_line(g, c)
+    c.relayed = True
+    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> LINK_NBYTES))
+    c.fold.position = c.copy.position = g.position
+
+cdef inline uint64_t link_begin(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_begin(g, cursor.position, next_chunk(c, cursor))
+
+
+cdef inline uint64_t link_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_end(g, cursor.position, next_chunk(c, cursor))
+
+
+cdef inline void advance_link(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, cursor)
+    cursor.position = link_end(g, c, cursor)
+    cursor.offset += nbytes
+
+
+# The place of rank's partial result of a chunk. All ranks use one slot, and each overwrites the result of the rank
+# before. In an exscan that result is this rank's own, which it copies after it has passed its partial result on; so
+# ranks alternate between two slots.
+cdef inline unsigned char *partial_of(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
+    return slot(g, rank & 1 if c.kind == EXSCAN else 0, begin)
+
+# True if this rank copies the result from the slot of the last rank.
+cdef inline bint takes_from_last(const Group *g, const Call *c) noexcept nogil:
+    return c.kind == REDUCE and c.root == g.rank and c.root != g.size - 1
+
+
+cdef int step_chain(Group *g, Call *c) noexcept nogil:
+    cdef sr_flag *staged
+    cdef int status
+    if not c.lines_seen or c.ping:
+        status = step_line_before(g, c)
+        if status != DONE:
+            return status
+    if c.zero_copy:
+        return step_shared(g, c)
+    if c.fold.offset < c.nbytes and partial_is_there(g, c) and may_hand_on(g, c):
+        fold_link(g, c)
+        return PROGRESSED
+    if c.copy.offset < c.fold.offset:
+        staged = counter(g, g.size - 1, SR_STAGED)
+        if not sr_flag_reached(staged, link_end(g, c, &c.copy)):
+            return blocked_on(c, staged, link_end(g, c, &c.copy), g.size - 1)
+        take_from_last(g, c)
+        return PROGRESSED
+    if c.fold.offset == c.nbytes:
+        g.position = c.fold.position
+        finish(g, BY_CHAIN)
+        return DONE
+    if not partial_is_there(g, c):
+        return blocked_on(c, counter(g, g.rank - 1, SR_STAGED), link_end(g, c, &c.fold), g.rank - 1)
+    return blocked_on_credit(g, c, link_end(g, c, &c.fold))
+
+
+# As step_lines. A rank that repeats its last call looks only at the line of the rank before it, which has compared its
+# call with those of all ranks before. As in staged, the lines of later ranks are compared some calls later.
+cdef int step_line_before(Group *g, Call *c) noexcept nogil:
+    cdef sr_call_line *line
+    if not repeats_last(g, c) or may_ping(g, c) or c.zero_copy:
+        return step_lines(g, c)
+    if g.rank > 0:
+        line = line_of(g, g.rank - 1, c.seq)
+        if not sr_flag_reached(&line.seq, c.seq):
+            return blocked_on(c, &line.seq, c.seq, g.rank - 1)
+        if line.fingerprint != c.fingerprint:
+            c.awaited.rank = g.rank - 1
+            return MISMATCHED
+    return see_calls_before(g, c)
+
+
+cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
+    return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), link_end(g, c, &c.fold))
+
+
+# True if the slot of the next partial result is free. Rank 0, which begins to use it, checks that all ranks are done
+# with it, and that its own copies are.
+cdef inline bint may_hand_on(Group *g, Call *c) noexcept nogil:
+    cdef uint64_t end = link_end(g, c, &c.fold)
+    return g.rank > 0 or (has_credit(g, end) and not is_before(c.copy.position, end - g.lap_nbytes))
+
+
+# Fold the next chunk of x into the partial result, for the next rank or as this rank's result.
+cdef void fold_link(Group *g, Call *c) noexcept nogil:
+    cdef size_t nbytes = next_chunk(c, &c.fold)
+    cdef uint64_t begin = link_begin(g, c, &c.fold)
+    cdef bint is_last = g.rank == g.size - 1
+    cdef unsigned char *before = partial_of(g, c, g.rank - 1, begin) if g.rank > 0 else NULL
+    cdef unsigned char *out = c.out + c.fold.offset
+    cdef uint32_t stream = 0
+    cdef int nsources = 0, ntargets = 0
+    if g.rank > 0:
+        g.source[0] = before
+        nsources = 1
+    g.source[nsources] = c.x + c.fold.offset
+    if not is_last or not takes(g, c, g.rank):
+        g.target[0] = partial_of(g, c, g.rank, begin)
+        ntargets = 1
+        g.stats.bytes_sent += nbytes
+    if c.kind == SCAN or (c.kind == REDUCE and c.root == g.rank and is_last):
+        g.target[ntargets] = out
+        stream = streams_out(g, c) << ntargets
+        ntargets += 1
+    if ntargets > 0:
+        fold_hop(g, c, nsources + 1, ntargets, stream, nbytes // c.itemsize, is_last)
+    if c.kind == EXSCAN and g.rank > 0:
+        g.kernels.copy(out, before, nbytes, streams_out(g, c))
+    advance_link(g, c, &c.fold)
+    publish(g, SR_STAGED, c.fold.position)
+    if not takes_from_last(g, c):
+        c.copy = c.fold
+        give_credit(g, c.copy.position)
+
+
+cdef void take_from_last(Group *g, Call *c) noexcept nogil:
+    cdef unsigned char *result = partial_of(g, c, g.size - 1, link_begin(g, c, &c.copy))
+    g.kernels.copy(c.out + c.copy.offset, result, next_chunk(c, &c.copy), streams_out(g, c))
+    advance_link(g, c, &c.copy)
+    give_credit(g, c.copy.position)
 
 
 # ---- refused and empty calls ---------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from .._core.group cimport (
 )
 from .._core.schedule cimport (
     sr_double_tree_child, sr_double_tree_is_inner, sr_double_tree_parent, sr_halving_keeps, sr_halving_peer,
-    sr_halving_steps, sr_ring_from, sr_ring_gather_slice, sr_ring_mirrored, sr_ring_reduce_slice,
+    sr_halving_steps, sr_ring_from, sr_ring_gather_slice, sr_ring_mirrored, sr_ring_reduce_slice, sr_slice_begin,
     sr_tree_receives_from, sr_tree_steps,
 )
 from .._core.segment cimport (
-    SR_BEFORE_RELEASE, SR_COPIED, SR_FAULT, SR_HANDED, SR_REDUCED, SR_STAGED, sr_flag, sr_flag_reached, sr_slice_begin,
+    SR_BEFORE_RELEASE, SR_COPIED, SR_FAULT, SR_HANDED, SR_REDUCED, SR_STAGED, sr_flag, sr_flag_reached,
 )
 from .._core.staging cimport (
     begin_stepped, blocked_on_credit, fold_hop, give_credit, has_credit, next_chunk, slot, slot_begin, slot_end,

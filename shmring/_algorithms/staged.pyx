@@ -15,10 +15,11 @@ from .._core.group cimport (
     blocked_on, check_liveness, count_path, counter, gives, is_joined, is_moved, is_scan, is_sliced, is_split, line_of,
     publish, publish_line, repeats_last, runs_here, see_calls_before, takes,
 )
+from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
     SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED, sr_call_line,
     sr_descriptor, sr_flag, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
-    sr_prefetch_for_write, sr_single_copy, sr_slice_begin_grained,
+    sr_prefetch_for_write, sr_single_copy,
 )
 from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport (

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from .._diagnostics.describe import describe_call
-from .._engine.trace_buffer import Recorder
+from .._diagnostics.flight_recorder import TraceBuffer
 
 if TYPE_CHECKING:
     from .._engine.engine import Engine
@@ -76,15 +76,17 @@ class Trace:
         self._engine = engine
         self._ranks = ranks
         self._pid = os.getpid()
-        self._recorder: Recorder | None = Recorder(engine, CAPACITY)
+        buffer = TraceBuffer(CAPACITY)
+        self._buffer: TraceBuffer | None = buffer  # None once the trace is stopped
         try:
+            engine.trace_into(buffer)
             _begin_file(self.path, origin)
+            util = sys.modules.get("multiprocessing.util")
+            if util is not None:  # children of multiprocessing skip atexit, which closes communicators
+                util.Finalize(self, _stop_weakly, args=(weakref.ref(self),), exitpriority=0)
         except BaseException:
-            self._recorder.stop()
+            engine.stop_trace(buffer)
             raise
-        util = sys.modules.get("multiprocessing.util")
-        if util is not None:  # children of multiprocessing skip atexit, which closes communicators
-            util.Finalize(self, _stop_weakly, args=(weakref.ref(self),), exitpriority=0)
 
     def stop(self) -> None:
         """Stop tracing and add this rank's part to the file. A second call does nothing.
@@ -96,12 +98,12 @@ class Trace:
         RuntimeError
             While another thread is inside a call of the communicator.
         """
-        recorder = self._recorder
-        if recorder is not None and self._pid == os.getpid():
-            recorder.stop()
-            lines = (json.dumps(event, separators=(",", ":")) for event in self._events(recorder))
+        buffer = self._buffer
+        if buffer is not None and self._pid == os.getpid():
+            self._engine.stop_trace(buffer)
+            lines = (json.dumps(event, separators=(",", ":")) for event in self._events(buffer))
             _add_to_file(self.path, self._origin, ",\n".join(lines).encode())
-        self._recorder = None
+        self._buffer = None
         for group in list(self.groups):
             group.stop()
 
@@ -119,7 +121,7 @@ class Trace:
     @property
     def is_running(self) -> bool:
         """True until it is stopped."""
-        return self._recorder is not None
+        return self._buffer is not None
 
     def __enter__(self) -> Trace:
         return self
@@ -132,14 +134,14 @@ class Trace:
         else:  # the error of the block matters more than one about the trace
             self.stop_quietly()
 
-    def _events(self, recorder: Recorder) -> Iterator[Event]:
+    def _events(self, buffer: TraceBuffer) -> Iterator[Event]:
         rank = {"pid": self._origin.rank, "tid": 0}
         whole, own = f"rank {self._origin.rank} of {self._origin.size}", "calls"
         yield {"name": "process_name", "ph": "M", "args": {"name": whole}} | rank
         yield {"name": "process_sort_index", "ph": "M", "args": {"sort_index": self._origin.rank}} | rank
         if self._ranks is not None:
             own = f"group of rank{'s' if len(self._ranks) > 1 else ''} {', '.join(map(str, self._ranks))}"
-        calls, messages, ncalls_lost, nmessages_lost = recorder.slices()
+        calls, messages, ncalls_lost, nmessages_lost = buffer.slices()
         yield from self._track(own, calls, ncalls_lost)
         if messages:  # another thread may send them, so they may overlap with the calls
             yield from self._track(f"{own}: messages", messages, nmessages_lost)

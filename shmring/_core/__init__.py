@@ -12,7 +12,6 @@ schedule         the C declarations of schedule.h: the steps of rings and trees
 spsc_ring        the C declarations of spsc_ring.h: the ring of one producer and one consumer
 trace            time slices of a call
 timeouts         seconds of Python as nanoseconds
-segment_format   sizes and first values of a segment, for Python
 
 No module here imports another folder.
 """

@@ -59,3 +59,15 @@ def encode(
     format: str, dst: _Bytes, src: _Bytes, residual: _Bytes | None = None, isa: str = "", loops: int = 1
 ) -> float:
     """Encode src, float32, to dst, `loops` times; with error feedback if residual. Return the seconds."""
+
+def ring_schedule(size: int) -> list[tuple[int, int, int]]:
+    """Return [(step, rank, slice sent to rank - 1), ...] of the reduce-scatter half of the ring."""
+
+def tree_schedule(size: int) -> list[tuple[int, int, int]]:
+    """Return [(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
+
+def double_tree(size: int) -> list[list[tuple[int, ...]]]:
+    """Return for both trees, by rank: its children, in the order in which it folds their data."""
+
+def slice_bounds(count: int, size: int) -> list[tuple[int, int]]:
+    """Return (begin, end) of each slice of the ring. The lengths differ by at most one element."""

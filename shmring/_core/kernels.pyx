@@ -6,6 +6,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy
 
+from .schedule cimport (
+    sr_double_tree_child, sr_ring_reduce_slice, sr_slice_begin, sr_tree_sends_to, sr_tree_steps,
+)
+
 cdef extern from "kernels/kernels.h" nogil:
     const uint8_t sr_dtype_nbytes[]
     const char *sr_dtype_name[]
@@ -247,3 +251,28 @@ def encode(format: str, dst, src, residual=None, isa: str = "", loops: int = 1) 
             left -= 1
         start = _now() - start
     return start
+
+
+# ---- schedules of the named algorithms -----------------------------------------------------------------------------
+
+def ring_schedule(int size):
+    """Return [(step, rank, slice sent to rank - 1), ...] of the reduce-scatter half of the ring."""
+    return [(step, rank, sr_ring_reduce_slice(rank, size, step)) for step in range(1, size) for rank in range(size)]
+
+
+def tree_schedule(int size):
+    """Return [(step, sender, receiver), ...] on the way up; the way down is its mirror image."""
+    return [(step, rank, sr_tree_sends_to(rank, step)) for step in range(sr_tree_steps(size)) for rank in range(size)
+            if sr_tree_sends_to(rank, step) >= 0]
+
+
+def double_tree(int size):
+    """Return for both trees, by rank: its children, in the order in which it folds their data."""
+    return [[tuple(child for child in [sr_double_tree_child(rank, size, tree, 0),
+                                       sr_double_tree_child(rank, size, tree, 1)] if child >= 0)
+             for rank in range(size)] for tree in range(2)]
+
+
+def slice_bounds(size_t count, int size):
+    """Return (begin, end) of each slice of the ring. The lengths differ by at most one element."""
+    return [(sr_slice_begin(count, size, i), sr_slice_begin(count, size, i + 1)) for i in range(size)]

@@ -165,10 +165,5 @@ cdef extern from "fault.h" nogil:
     const bint SR_CHECKS
 
 
-cdef extern from "schedule.h" nogil:
-    size_t sr_slice_begin(size_t count, int n, int index)
-    size_t sr_slice_begin_grained(size_t count, int n, int index, size_t grain)
-
-
 cdef extern from "single_copy.h" nogil:
     int sr_single_copy(int task, void *there, uint64_t address, size_t nbytes)

@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.group cimport Group
 from .._core.segment cimport sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_record, sr_wait
+from .._core.trace cimport Trace
 
 
 cdef extern from "layout.h" nogil:
@@ -60,3 +61,8 @@ cdef class Flight:
 
     cdef sr_lane *lane(self, int rank) except NULL
     cdef uint64_t last_recorded(self, sr_lane *lane) noexcept
+
+
+cdef class TraceBuffer:
+    cdef Trace calls, messages
+    cdef bint is_in_use          # an engine records in it

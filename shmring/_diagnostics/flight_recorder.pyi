@@ -32,9 +32,11 @@ DTYPE_NBYTES: tuple[int, ...]  # in the order of DTYPES
 KINDS: tuple[str, ...]
 WIRES: tuple[str, ...]
 ALGORITHMS: tuple[str, ...]
+PATHS: tuple[str, ...]
 CAUSES: dict[int, str]  # cause of an abort, by its number in the abort word
 OUTCOMES: tuple[str, ...]
 WAITS: tuple[str, ...]
+TRACED: tuple[str, ...]
 MAX_RANKS: int
 STACKS_NBYTES: int
 
@@ -111,3 +113,11 @@ class Flight:
 
     def stacks_of(self, rank: int) -> str | None:
         """Return the Python stacks that a rank wrote last; None while it writes."""
+
+@final
+class TraceBuffer:
+    """Room for the last `capacity` time slices of an engine's calls, and for as many of its messages."""
+
+    def __new__(cls, capacity: int) -> Self: ...
+    def slices(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, int]:
+        """Return (slices of calls, slices of messages, number of lost slices of calls, of messages)."""

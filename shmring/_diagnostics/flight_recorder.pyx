@@ -3,10 +3,12 @@
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from .._core.group cimport (
-    ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ELECTION, GATHER, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, OPAQUE,
-    mixed_count,
+    ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ELECTION, GATHER, INVALID, MOST_PRIORITY, NALGORITHMS, NKINDS, NPATHS,
+    OPAQUE, mixed_count,
 )
 from .._core.kernels cimport SR_DTYPES, SR_OPS
 from .._core.segment cimport (
@@ -16,6 +18,7 @@ from .._core.segment cimport (
     sr_layout_control_nbytes, sr_layout_lane, sr_layout_segment_nbytes, sr_liveness_died, sr_liveness_state, sr_now_ns,
     sr_record, sr_report, sr_stack_request,
 )
+from .._core.trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Slice, Trace
 
 from .._core import kernels
 from .._core.kernels import OPS, dtypes
@@ -40,12 +43,17 @@ KINDS = tuple((<bytes> KIND_NAMES[number]).decode() for number in range(<int> NK
 RECORD_DTYPES = (*DTYPES, OPAQUE_DTYPE)
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
 assert len(ALGORITHMS) == NALGORITHMS
+PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain",
+         "across", "bidirectional_ring", "halving_doubling", "double_tree")
+assert len(PATHS) == NPATHS
 WIRES = tuple(kernels.wire_formats())
 CAUSES = {SR_RANK_FAILED: "failed", SR_TIMED_OUT: "timed out", SR_MISMATCHED: "mismatch", SR_ABORTED: "aborted",
           SR_REMOTE_ABORT: "remote"}
 OUTCOMES = ("under way", "complete", "raised")
 WAITS = ("call", "send", "recv", "probe", "lock")
 assert len(WAITS) == SR_WAIT_KINDS
+TRACED = ("call", "wait", "stage", "reduce", "copy", "stage and copy", "wire", "send", "recv", "probe")
+assert len(TRACED) == NTRACED
 MAX_RANKS = SR_MAX_RANKS
 STACKS_NBYTES = SR_STACKS_NBYTES
 
@@ -329,3 +337,71 @@ cdef class Flight:
         if version & 1 or sr_flag_load_after_reads(&lane.stack_request.version) != version:
             return None
         return text
+
+
+# ---- a trace -------------------------------------------------------------------------------------------------------
+
+cdef Slice *room_for(uint64_t capacity) except NULL:
+    cdef Slice *room = <Slice *> calloc(capacity, sizeof(Slice))   # pages are allocated when first used
+    if room == NULL:
+        raise MemoryError()
+    return room
+
+
+@cython.final
+cdef class TraceBuffer:
+    """Room for the last `capacity` time slices of an engine's calls, and for as many of its messages.
+
+    capacity: a power of two. Messages have slices of their own, since another thread may send and receive.
+    """
+
+    def __cinit__(self, uint64_t capacity):
+        if capacity == 0 or capacity & (capacity - 1):
+            raise ValueError(f"the capacity is {capacity}; it must be a power of two")
+        memset(&self.calls, 0, sizeof(Trace))
+        memset(&self.messages, 0, sizeof(Trace))
+        self.calls.mask = self.messages.mask = capacity - 1
+        self.calls.slice = room_for(capacity)
+        self.messages.slice = room_for(capacity)
+
+    def __dealloc__(self):
+        free(self.calls.slice)
+        free(self.messages.slice)
+
+    def slices(self):
+        """Return (slices of calls, slices of messages, number of lost slices of calls, of messages).
+
+        A slice is a dict: `what` (in TRACED), `begin_ns`, `end_ns` (CLOCK_MONOTONIC). Slices are in the order of their
+        ends. A call and its parts have its `number`. A call has `call`, as `Flight.record_of`, and `path`. A wait has
+        `awaited`, a rank as in the engine's world_rank. A message has `rank`, the other rank. A slice that moves data
+        has `nbytes`.
+        """
+        if self.is_in_use:
+            raise RuntimeError("it is still being recorded")
+        return slices_of(&self.calls), slices_of(&self.messages), nlost(&self.calls), nlost(&self.messages)
+
+
+cdef object nlost(const Trace *t):
+    return max(0, <object> t.nslices - <object> t.mask - 1)
+
+
+cdef list slices_of(const Trace *t):
+    cdef uint64_t number
+    slices = []
+    for number in range(<uint64_t> nlost(t), t.nslices):
+        slices.append(words_of_slice(&t.slice[number & t.mask]))
+    return slices
+
+
+cdef dict words_of_slice(const Slice *s):
+    words = {"what": TRACED[s.traced], "begin_ns": s.begin_ns, "end_ns": s.end_ns}
+    if s.traced >= TRACED_SEND:
+        return words | {"rank": s.awaited, "nbytes": s.nbytes, "outcome": OUTCOMES[s.call.outcome % len(OUTCOMES)]}
+    words["number"] = s.call.number
+    if s.traced == TRACED_CALL:
+        return words | {"call": words_of_record(&s.call), "path": PATHS[s.path]}
+    if s.is_wait:
+        words["awaited"] = s.awaited
+    if s.nbytes:
+        words["nbytes"] = s.nbytes
+    return words

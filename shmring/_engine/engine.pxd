@@ -3,11 +3,10 @@
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Call
-from .blame cimport Stalls
-from .liveness_thread cimport ParkedThread
+from .._diagnostics.flight_recorder cimport TraceBuffer
 from .progress cimport Issued
 from .queue cimport Queue, Task
-from .state cimport State
+from .state cimport ParkedThread, Stalls, State
 
 
 cdef class Engine(State):
@@ -25,8 +24,11 @@ cdef class Engine(State):
     cdef bint call_is_open                # the current call of several steps may make other calls of several steps
     cdef uint64_t blocks_version          # increased when the table of shared blocks changes
     cdef object arrays                    # shared arrays that other ranks write to; None if there are none
+    cdef void *traced                     # TraceBuffer, owned; NULL: none. No gc clears it: g.trace points into it
     cdef object __weakref__
 
+    cdef int set_trace(self, TraceBuffer buffer) except -1
+    cdef void release_trace(self) noexcept
     cdef int drive(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
     cdef int complete(self, Call *c) except -1

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._arrays.allocator import Arrays
+from .._diagnostics.flight_recorder import TraceBuffer
 from .._internode.context import InterNodeConns
 from .._transport.notifications import Notifications
 from ..errors import Error
-from .blame import Stalls
-from .state import State
+from .state import Stalls, State
 
 _T = TypeVar("_T")
 
@@ -107,6 +107,12 @@ class Engine(State):
         """Return (offset in the segment, bytes) of this rank's staging buffer."""
 
     def has_pending(self) -> bool: ...
+    def trace_into(self, buffer: TraceBuffer) -> None:
+        """Record calls and messages in the buffer from now on. Raise RuntimeError during another trace."""
+
+    def stop_trace(self, buffer: TraceBuffer) -> None:
+        """Stop recording in the buffer, if it is the current one."""
+
     def set_blocks(self, blocks: list[tuple[int, int, int, int]]) -> None:
         """Set the shared arrays that this process maps: (id, begin of rank 0's part, own begin, stride)."""
 

@@ -7,6 +7,7 @@ import time
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
@@ -28,17 +29,18 @@ from .._core.segment cimport (
 )
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
-from .._diagnostics.flight_recorder cimport SR_WAIT_CALL
+from .._diagnostics.flight_recorder cimport SR_WAIT_CALL, TraceBuffer
 from .._internode.context cimport InterNodeConns, inter_of, remote
 from .._internode.data_movement cimport choose_algorithm, enter_refused_across, step_refused_across
-from .blame cimport Stalls, await_same_call, find_remote_mismatch, last_call_of, mismatched_calls, most_suspect
-from .liveness_thread cimport ParkedThread
 from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
     start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,
 )
 from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
-from .state cimport begin_report, world_number
+from .state cimport (
+    ParkedThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
+    most_suspect, world_number,
+)
 from .wait cimport BRIEF_NBYTES, run_steps, try_briefly
 
 from . import state
@@ -125,6 +127,7 @@ cdef class Engine(State):
         if self.queue != NULL:
             delist(&self.queue.pollable)
             free_queue(self.queue)
+        self.release_trace()
 
     def take_after(self, Engine parent):
         """Adopt the wait policy and the core distance of an engine whose ranks include this engine's ranks."""
@@ -803,6 +806,48 @@ cdef class Engine(State):
         if self.g.inter != NULL:
             inter_of(&self.g).first_user_seq = inter_of(&self.g).seq + 1
         memset(&self.g.stats, 0, sizeof(Stats))
+
+    # -- the trace --
+
+    def trace_into(self, TraceBuffer buffer not None):
+        """Record calls and messages in the buffer from now on. Raise RuntimeError during another trace."""
+        self.check_idle()
+        if self.traced != NULL:
+            raise RuntimeError("this communicator is being traced already; stop that trace before")
+        self.set_trace(buffer)
+
+    def stop_trace(self, TraceBuffer buffer not None):
+        """Stop recording in the buffer, if it is the current one. Raise RuntimeError while a thread is in a call."""
+        if self.traced != <void *> buffer:
+            return
+        if self.closed_because is not None:
+            self.set_trace(None)
+            return
+        self.check_idle()
+        self.enter_call()   # no other thread may begin a call, which would write a slice after the end
+        try:
+            self.set_trace(None)
+        finally:
+            self.leave_call()
+
+    cdef int set_trace(self, TraceBuffer buffer) except -1:
+        with nogil:   # the thread that has the stepper may need the GIL
+            acquire_stepper(self.queue, WAITER)
+        self.g.trace = NULL if buffer is None else &buffer.calls
+        sr_flag_set(&self.queue.stepper, 0)
+        self.g.p2p_trace = NULL if buffer is None else &buffer.messages   # read with the GIL held
+        if buffer is not None:
+            Py_INCREF(buffer)
+            buffer.is_in_use = True
+        self.release_trace()
+        self.traced = NULL if buffer is None else <void *> buffer
+        return 0
+
+    cdef void release_trace(self) noexcept:
+        if self.traced != NULL:
+            (<TraceBuffer> self.traced).is_in_use = False
+            Py_DECREF(<TraceBuffer> self.traced)
+            self.traced = NULL
 
     # -- shared blocks --
 

@@ -1,5 +1,6 @@
-"""Types of the state of one communicator on one rank, and of the tables that Python reads from C."""
+"""Types of a segment's format, of the state of one communicator on one rank, and of the tables of C."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
 
 from .._diagnostics.flight_recorder import ALGORITHMS as ALGORITHMS
@@ -7,6 +8,7 @@ from .._diagnostics.flight_recorder import DTYPE_NBYTES as DTYPE_NBYTES
 from .._diagnostics.flight_recorder import DTYPES as DTYPES
 from .._diagnostics.flight_recorder import KINDS as KINDS
 from .._diagnostics.flight_recorder import MAX_RANKS as MAX_RANKS
+from .._diagnostics.flight_recorder import PATHS as PATHS
 from .._diagnostics.flight_recorder import WIRES as WIRES
 from .._diagnostics.flight_recorder import Flight, _Record
 from .._diagnostics.flight_recorder import described as described
@@ -19,6 +21,11 @@ class _Segment(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+class _Header(TypedDict):
+    nranks: int
+    ring_nbytes: int
+    tuning: list[dict[str, int]]
+
 class _Stats(TypedDict):
     calls: int
     bytes_sent: int
@@ -29,12 +36,37 @@ class _Stats(TypedDict):
     round_trip_ns: int
     isa: str
 
-PATHS: tuple[str, ...]
 TAKEN: str  # text of the error of a second thread
 TINY_NBYTES: int  # size of the data in a call line
+KEY_NBYTES: int
 
 def supported(dtype: str, op: str) -> bool:
     """Return whether the op has a meaning for the dtype."""
+
+def control_nbytes(nranks: int) -> int:
+    """Return the bytes of the header and the lanes, which lie before the staging buffers."""
+
+def message_ring_nbytes(nranks: int) -> int:
+    """Return the default length of one message ring."""
+
+def segment_nbytes(nranks: int, ring_nbytes: int, message_nbytes: int = 0) -> int:
+    """Return the bytes of a whole segment."""
+
+def format_segment(
+    address: int,
+    nranks: int,
+    ring_nbytes: int,
+    *,
+    tuning: Sequence[Mapping[str, int]],
+    forced_path: int = 0,
+    first_seq: int = 0,
+    message_nbytes: int = 0,
+    key: bytes = ...,
+) -> None:
+    """Write the first values of a segment into zeroed memory, before another process maps it."""
+
+def header_of(address: int) -> _Header:
+    """Return what rank 0 wrote into the header of a segment."""
 
 class State:
     """The state of one communicator on one rank, in a segment that `format_segment` has formatted."""
@@ -136,3 +168,12 @@ class State:
 
     def stats(self) -> _Stats:
         """Return counters since the communicator began. See Comm.stats."""
+
+class Stalls:
+    """The long waits of one rank, and the times when their next warnings are due."""
+
+    def warn_after(self, state: State, limit_s: float) -> None:
+        """Log a warning about waits longer than limit_s seconds from now on; 0 disables it."""
+
+class ParkedThread:
+    """The parked thread of one rank."""

@@ -1,43 +1,137 @@
-# The state of one communicator on one rank, and the tables that Python reads. The calls are in engine.
+# The format of a segment, and the state of one communicator on one rank in it: its memory, the thread by which other
+# ranks see that it is alive, the last known calls of other hosts, and its warnings. The calls are in engine.
+
+import _thread
+import time
 
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strncpy
 from posix.stdlib cimport posix_memalign
+from posix.unistd cimport getpid
 
 from .._core.group cimport (
-    NPATHS, PROGRESSED, SCRATCH_NBYTES, Group, check_liveness, first_position, peer_status, set_far,
+    INVALID, PROGRESSED, REMOTE_MISMATCH, SCRATCH_NBYTES, Call, Group, check_liveness, first_position, peer_status,
+    set_far,
 )
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_FAULT_KERNELS, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_OP_NBYTES, SR_PAGE,
-    SR_PAYLOAD_NBYTES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS, sr_flag_load, sr_header, sr_lane,
-    sr_layout_lane, sr_layout_lap_nbytes, sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness_find_thread,
-    sr_liveness_is_unwatched, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_tuning,
+    SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
+    SR_OP_NBYTES, SR_PAGE, SR_PAYLOAD_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES,
+    SR_VIEW_WORDS, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane,
+    sr_layout_lap_nbytes, sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness, sr_liveness_find_thread,
+    sr_liveness_is_held, sr_liveness_is_unwatched, sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write,
+    sr_stack_request, sr_tuning,
 )
 from .._core.staging cimport slot_nbytes, window_nbytes_of
-from .._diagnostics.flight_recorder cimport Flight, name_in_fingerprint, name_in_record
-from .._internode.context cimport InterNode, call_number, inter_of, rank_at
+from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, SR_WAITS, Flight, name_in_fingerprint, name_in_record
+from .._internode.context cimport (
+    InterNode, call_number, examine_confirmations, inter_of, rank_at, rank_at_end_of, remote, sr_conn, sr_conn_length,
+)
 
 from .._core import kernels
+from .._diagnostics import stacks, stall_warning
 from .._diagnostics.flight_recorder import (
-    ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, WIRES, described,  # no-cython-lint
+    ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, PATHS, WIRES, described,  # no-cython-lint
 )
 from .._core.kernels import OPS  # no-cython-lint: re-exported
+from .._system import limits
+from ..errors import Error
+
+cdef extern from "sync/liveness.h" nogil:
+    cdef struct sr_hold:
+        pass
+    void sr_liveness_hold(sr_liveness *, sr_hold *)
+    void sr_liveness_let_go(sr_liveness *)
+
+cdef extern from "sync/stack_request.h" nogil:
+    bint sr_stack_request_await(sr_stack_request *, sr_leave *leave)
+    void sr_stack_request_leave(sr_stack_request *, sr_leave *leave)
+    void sr_stack_request_begin(sr_stack_request *)
+    void sr_stack_request_end(sr_stack_request *)
+
+cdef extern from "<sys/prctl.h>" nogil:
+    enum: PR_SET_NAME
+    int prctl(int option, const char *name)
+
+assert <int> SR_WAITS <= <int> MOST_PLACES
+
+cdef const char *PARKED = "shmring-life"
+cdef uint64_t LONGEST_START_NS = 60_000_000_000
+# A wait compares the calls of other hosts with its own after this time, or after half of the timeout.
+cdef uint64_t ASK_NS = 1_000_000_000
+cdef uint64_t SAME_CALL_NS = 1_000_000_000   # limit of await_same_call
+
 
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
-PATHS = ("tiny", "small", "near", "far", "zero_copy", "ring", "tree", "master", "single_copy", "chain",
-         "across", "bidirectional_ring", "halving_doubling", "double_tree")
-assert len(PATHS) == NPATHS
 TAKEN = "another thread is inside a call of this communicator; give each thread its own"
 TINY_NBYTES = SR_PAYLOAD_NBYTES
+KEY_NBYTES = SR_KEY_NBYTES
 
 
 def supported(str dtype, str op):
     """Return whether the op has a meaning for the dtype."""
     return op in kernels.ops(dtype)
+
+
+# ---- the segment, for rank 0 -----------------------------------------------------------------------------------
+
+def control_nbytes(int nranks):
+    """Return the bytes of the header and the lanes, which are allocated when the communicator starts."""
+    return sr_layout_control_nbytes(nranks)
+
+
+def message_ring_nbytes(int nranks):
+    """Return the default length of one message ring. There is one for each pair of ranks, and few of them are used."""
+    return 1 << (20 if nranks <= 4 else 18 if nranks <= 8 else 16 if nranks <= 64 else 14)
+
+
+def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
+    """Return the bytes of a whole segment, the staging buffers and the message rings included."""
+    return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
+
+
+def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
+                   uint64_t first_seq=0, size_t message_nbytes=0, bytes key=bytes(SR_KEY_NBYTES)):
+    """Write the first values of the header and the lanes into zeroed memory, before another process maps it.
+
+    tuning: the tables for near and for far cores; the header keeps the values that the engine reads. key: secret.
+    """
+    cdef sr_header *header = <sr_header *> address
+    cdef sr_lane *lane
+    cdef int rank, which, i
+    if len(key) != SR_KEY_NBYTES:
+        raise ValueError(f"the key of a segment has {SR_KEY_NBYTES} bytes")
+    header.nranks = nranks
+    header.ring_nbytes = ring_nbytes
+    header.forced_path = forced_path
+    for i in range(2):
+        header.tuning[i] = tuning[i]
+    header.first_seq = first_seq
+    memcpy(header.key, <const char *> key, SR_KEY_NBYTES)
+    header.message_ring_nbytes = message_nbytes or message_ring_nbytes(nranks)
+    for rank in range(nranks):
+        lane = sr_layout_lane(header, rank)
+        for which in range(SR_PROGRESSES):
+            sr_flag_set(&lane.progress[which].value, first_position(header))
+        sr_flag_set(&lane.progress[SR_FINISHED].value, first_seq)
+        for i in range(SR_LINES):
+            # One call less, so that no line announces the first call before its rank does.
+            sr_flag_set(&lane.line[i].seq, first_seq - 1)
+        for i in range(SR_RECORDS):
+            lane.record[i].kind = INVALID
+    header.magic = SR_MAGIC
+
+
+def header_of(uintptr_t address):
+    """Return what rank 0 wrote into the header of a segment."""
+    cdef sr_header *header = <sr_header *> address
+    if header.magic != SR_MAGIC:
+        raise ValueError("this is not a segment of this version of shmring")
+    return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
+            "tuning": [header.tuning[0], header.tuning[1]]}
 
 
 # ---- the state -------------------------------------------------------------------------------------------------
@@ -333,3 +427,195 @@ cdef class State:
             "path": PATHS[g.stats.last_path] if g.stats.calls else None,
             "distance": far, "round_trip_ns": g.round_trip_ns, "isa": self.isa,
         }
+
+
+# ---- ranks of other hosts --------------------------------------------------------------------------------------
+
+# Wait for the call that differs, after a mismatch with a rank that is in a later call already. Its host soon confirms
+# the call that it made in place of this one, or a notification gives the reason why the communicator has ended.
+cdef int await_same_call(State state, Call *c, object notifications) except -1:
+    cdef InterNode *inter = inter_of(&state.g)
+    cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
+    while inter.theirs.seq != inter.ours.seq and sr_now_ns() < until_ns:
+        if notifications.poll() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
+            return 0
+        if examine_confirmations(&state.g, c) != REMOTE_MISMATCH:
+            time.sleep(0.001)
+    return 0
+
+
+# Return this rank's call, the other rank's call, and the number of the latter if it differs: a rank that waits for
+# nothing in a call detects the mismatch in a later one.
+cdef tuple mismatched_calls(State state):
+    cdef InterNode *inter = inter_of(&state.g)
+    return (described(inter.ours.fingerprint, inter.ours.count),
+            described(inter.theirs.fingerprint, inter.theirs.count),
+            None if inter.theirs.seq == inter.ours.seq else call_number(inter, inter.theirs.seq))
+
+
+# Return (rank, this rank's call, its call) for a rank of another host that waits in a different call, once this call
+# has waited for ASK_NS. Return None if no such rank is known.
+cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
+    cdef InterNode *inter = inter_of(&state.g)
+    if inter == NULL or inter.fingerprint == 0 or sr_now_ns() - c.wait_begin_ns < min(ASK_NS, c.timeout_ns // 2):
+        return None
+    rank = notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
+    if rank is None:
+        return None
+    return rank, described(inter.fingerprint, inter.count), described(*notifications.call_of(rank)[1:])
+
+
+# Return (number, call) of the call that the last data or notification from a rank belongs to; None if nothing came.
+cdef tuple last_call_of(State state, int rank, object notifications):
+    cdef InterNode *inter = inter_of(&state.g)
+    cdef sr_conn *conn = inter.conn[rank]
+    last = notifications.call_of(rank)
+    if conn.nreceived > 0 and (last is None or call_number(inter, last[0]) < call_number(inter, conn.arriving.seq)):
+        last = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
+    return None if last is None else (call_number(inter, last[0]), described(*last[1:]))
+
+
+# Return the rank of another host to blame for a late call. The rank with the most outstanding messages may wait itself,
+# and has then sent a notification of its wait. A rank without such a notification is more suspect.
+cdef int most_suspect(State state, Call *c, object notifications) except -1:
+    cdef Group *g = &state.g
+    cdef InterNode *inter = inter_of(g)
+    cdef sr_conn *conn
+    cdef int at, rank, culprit = c.awaited.rank
+    cdef int64_t awaited, most = -1
+    if culprit < g.size or inter.conn[culprit - g.size] == NULL or not is_waiting(inter, culprit - g.size,
+                                                                                  notifications):
+        return culprit
+    for at in range(inter.nbusy):
+        conn = &inter.conns[inter.busy[at]]
+        rank, awaited = rank_at_end_of(inter, conn), sr_conn_length(&conn.in_)
+        if awaited > most and not is_waiting(inter, rank, notifications):
+            culprit, most = remote(g, rank), awaited
+    return culprit
+
+
+# True if the last thing received from a rank is the notification that it waits.
+cdef bint is_waiting(InterNode *inter, int rank, object notifications):
+    cdef sr_conn *conn = inter.conn[rank]
+    last = notifications.call_of(rank)
+    if last is None or conn.nreceived == 0:
+        return last is not None
+    return call_number(inter, conn.arriving.seq) <= call_number(inter, last[0])
+
+
+# ---- the warning about long waits ------------------------------------------------------------------------------
+
+cdef class Stalls:
+    """The long waits of one rank, and the times when their next warnings are due."""
+
+    def warn_after(self, State state, double limit_s):
+        """Log a warning about waits longer than limit_s seconds from now on; 0 disables it."""
+        self.limit_ns = state.g.stall_ns = <uint64_t> (limit_s * 1e9)
+
+    # Log the warning if it is due. A waiting rank calls this every few milliseconds.
+    cdef int warn_if_due(self, object engine, int place) except -1:
+        cdef State state = engine
+        cdef uint64_t since = sr_flag_load(&state.g.me.wait[place].since_ns)
+        cdef uint64_t now
+        if since == 0 or self.limit_ns == 0:
+            return 0
+        if self.since_ns[place] != since:
+            self.since_ns[place] = since
+            self.next_ns[place] = since + self.limit_ns
+        now = sr_now_ns()
+        if now < self.next_ns[place]:
+            return 0
+        self.next_ns[place] = now + (now - since)
+        # Other ranks that have waited about as long log nothing until shortly before this rank's next warning is due.
+        if state.flight.take_report_turn(now, now + (now - since) // 4 * 3):
+            try:
+                stall_warning.warn(engine, place, since)
+            except Exception:   # an exception of a log handler is not an error of the call
+                pass
+        return 0
+
+
+# ---- the parked thread -----------------------------------------------------------------------------------------
+
+# Other ranks see by it that this rank is alive: it holds a robust futex for its whole life. On request it wakes and
+# writes the Python stacks of its process to the segment.
+#
+# It is not a threading.Thread: without memory for the first steps of the new thread, threading.Thread.start() waits
+# forever (CPython issue 140746).
+
+cdef class ParkedThread:
+    """The parked thread of one rank."""
+
+    def __cinit__(self):
+        self.at_end = _thread.allocate_lock()
+        self.at_end.acquire()
+
+    # Start the thread, and return once it holds the futex. owner: keeps the lane mapped while the thread runs.
+    cdef int begin(self, sr_lane *lane, object owner) except -1:
+        cdef uint64_t until_ns = sr_now_ns() + LONGEST_START_NS
+        self.lane = lane
+        self.kept = [owner]
+        try:
+            _thread.start_new_thread(self._park, ())
+        except RuntimeError as error:
+            raise limits.explain_thread(error, PARKED.decode()) from error
+        except MemoryError:   # the thread may have started nevertheless: `leave` ends it, without a wait
+            self.pid, self.has_ended = getpid(), True
+            raise
+        self.pid = getpid()
+        while not sr_liveness_is_held(&lane.liveness):
+            if self.has_ended:
+                raise MemoryError(f"no memory for the first steps of the thread {PARKED.decode()}")
+            if sr_now_ns() > until_ns:
+                raise Error(f"the thread {PARKED.decode()} has not begun within {LONGEST_START_NS // 1000**3} s")
+            time.sleep(0.0001)
+        return 0
+
+    def _park(self):
+        try:
+            self.ident = PyThread_get_thread_ident()
+            prctl(PR_SET_NAME, PARKED)
+            self.hold_word()
+        finally:
+            self.has_ended = True
+            self.at_end.release()
+
+    cdef int hold_word(self) except -1:
+        cdef sr_lane *lane = self.lane
+        cdef sr_hold hold   # must not move: this function returns only after sr_liveness_let_go
+        cdef bint asked = True
+        if not self.kept:   # a signal has interrupted the start of this thread, and the rank has left
+            return 0
+        _owner = self.kept.pop()
+        sr_liveness_hold(&lane.liveness, &hold)
+        try:
+            while asked:
+                with nogil:
+                    asked = sr_stack_request_await(&lane.stack_request, &self.leave_word)
+                if asked:
+                    try:
+                        self.write_stacks()
+                    except BaseException:   # no memory; this rank is alive nevertheless
+                        pass
+        finally:
+            sr_liveness_let_go(&lane.liveness)
+        return 0
+
+    cdef int write_stacks(self) except -1:
+        cdef bytes text = stacks.of_this_process(SR_STACKS_NBYTES - 1)
+        cdef size_t nbytes = min(<size_t> len(text), <size_t> SR_STACKS_NBYTES - 1)
+        sr_stack_request_begin(&self.lane.stack_request)
+        memcpy(self.lane.stacks, <const char *> text, nbytes)
+        self.lane.stacks[nbytes] = 0
+        sr_stack_request_end(&self.lane.stack_request)
+        return 0
+
+    cdef int leave(self) except -1:
+        if self.pid == getpid():   # the thread was started in this process, not in its parent before a fork
+            sr_stack_request_leave(&self.lane.stack_request, &self.leave_word)
+            self.kept.clear()   # a thread that starts later touches nothing
+            # The thread itself may have dropped the last reference, and must not wait for itself.
+            if self.ident != <unsigned long> PyThread_get_thread_ident() and not self.has_ended:
+                self.at_end.acquire()
+                self.at_end.release()
+        return 0

@@ -5,7 +5,6 @@ data_movement: choose_algorithm(), called by the engine for every call
   |-- data_movement       gather, scatter, broadcast, all_gather, all_to_all, scans
   |-- reductions          all_reduce, reduce: small ones by one rank of each host, large ones by all ranks in
          |                slices; reduce_scatter
-      local_step          a collective of this host's ranks within a larger one; partial results of a host
-         |                and their format on the wire
-      context             which rank is on which host, the connections, sending and receiving
+      context             which rank is on which host, the connections, sending and receiving; a collective of
+                          this host's ranks within a larger one; partial results of a host and their format
 """

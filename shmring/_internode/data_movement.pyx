@@ -13,10 +13,10 @@ from .._core.group cimport (
     is_joined, is_scan, is_split,
 )
 from .context cimport (
-    Fragment, InterNode, await_confirmations, begin_internode, blocked_on_conns, call_number, confirm, fragment_at,
-    inter_of, lay_out, nfragments, host_of_group, rank_at, receive_from, send_to,
+    Fragment, InterNode, await_confirmations, begin_barrier, begin_internode, begin_local, blocked_on_conns,
+    call_number, confirm, finish_internode, fragment_at, host_of_group, inter_of, lay_out, new_local, nfragments,
+    rank_at, receive_from, send_to, step_internode,
 )
-from .local_step cimport begin_barrier, begin_local, finish_internode, new_local, step_internode
 from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_large, step_reduce_scatter, step_small
 
 

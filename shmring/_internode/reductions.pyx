@@ -10,15 +10,14 @@ from .._core.group cimport (
     count_path,
 )
 from .._core.kernels cimport SR_AVG, SR_WIRE_NATIVE
-from .._core.segment cimport SR_CACHE_LINE, sr_slice_begin_grained
+from .._core.schedule cimport sr_slice_begin_grained
+from .._core.segment cimport SR_CACHE_LINE
 from .context cimport (
-    MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, blocked_on_conns, fragment_at, have_room,
-    inter_of, lay_out, nfragments, host_of_group, place_of, rank_at, receive_from, send_to,
-)
-from .local_step cimport (
-    are_results_encoded, begin_local, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts,
-    fold_some, is_partial_itself, is_wanted_on, nbytes_on_wire, new_local, new_reduction, receive_partial,
-    result_nbytes, send_partial, step_internode, summands,
+    MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, are_results_encoded, begin_local,
+    blocked_on_conns, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts, fold_some,
+    fragment_at, have_room, host_of_group, inter_of, is_partial_itself, is_wanted_on, lay_out, nbytes_on_wire,
+    new_local, new_reduction, nfragments, place_of, rank_at, receive_from, receive_partial, result_nbytes,
+    send_partial, send_to, step_internode, summands,
 )
 
 

@@ -14,8 +14,8 @@ from .._bootstrap.join import Joined
 from .._bootstrap.world import nothing_to_check
 from .._config import thresholds
 from .._config.settings import Settings
-from .._core.segment_format import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
 from .._engine.engine import Engine
+from .._engine.state import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
 from .._system import limits, procfs, segments
 from .._system.deadline import Deadline
 from ..errors import Error, agreed

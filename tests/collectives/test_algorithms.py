@@ -8,7 +8,7 @@ import pytest
 from cases import all_reduced, assert_all_reduced, inputs
 from combinations import each_value
 
-from shmring._core import segment_format
+from shmring._core import kernels
 
 OWN_ORDER = ("ring", "bidirectional_ring", "halving_doubling", "tree", "double_tree")
 
@@ -17,7 +17,7 @@ def simulate_ring(size):
     """Return, by rank and slice, the ranks whose parts are in it after the reducing half."""
     held = [[{rank} for _ in range(size)] for rank in range(size)]
     for step in range(1, size):
-        sent = [(rank, part) for at, rank, part in segment_format.ring_schedule(size) if at == step]
+        sent = [(rank, part) for at, rank, part in kernels.ring_schedule(size) if at == step]
         for rank, part, parts in [(rank, part, set(held[rank][part])) for rank, part in sent]:
             assert not held[rank - 1][part] & parts, "something is added twice"
             held[rank - 1][part] |= parts
@@ -26,7 +26,7 @@ def simulate_ring(size):
 
 def test_the_published_ring_of_four_devices():
     """In step s device d sends slice (d + s) mod 4 to device d - 1, and ends owning slice d."""
-    schedule = segment_format.ring_schedule(4)
+    schedule = kernels.ring_schedule(4)
     assert schedule == [(s, d, (d + s) % 4) for s in (1, 2, 3) for d in range(4)]
     held = simulate_ring(4)
     for device in range(4):
@@ -41,7 +41,7 @@ def test_any_ring_ends_with_each_rank_owning_its_slice(size):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 31, 32, 33, 1024])
 def test_the_tree_needs_log_steps_and_everybody_but_rank_0_sends_once(size):
-    schedule = segment_format.tree_schedule(size)
+    schedule = kernels.tree_schedule(size)
     assert max(step for step, _, _ in schedule) + 1 == math.ceil(math.log2(size))
     assert sorted(sender for _, sender, _ in schedule) == list(range(1, size))
     held = [{rank} for rank in range(size)]
@@ -53,13 +53,13 @@ def test_the_tree_needs_log_steps_and_everybody_but_rank_0_sends_once(size):
 
 
 def test_1024_ranks_take_ten_steps_up():
-    assert max(step for step, _, _ in segment_format.tree_schedule(1024)) == 9
+    assert max(step for step, _, _ in kernels.tree_schedule(1024)) == 9
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 1000, (1 << 33) + 5])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 def test_slices_differ_by_at_most_one_element_and_leave_nothing_out(count, size):
-    bounds = segment_format.slice_bounds(count, size)
+    bounds = kernels.slice_bounds(count, size)
     lengths = [end - begin for begin, end in bounds]
     assert [begin for begin, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
     assert bounds[-1][1] == count
@@ -115,7 +115,7 @@ def test_halving_sends_what_it_promises(world_of, size, chunk):
 @pytest.mark.parametrize(("size", "chunk"), [*SENT, (6, 256), (7, None)])
 def test_a_double_tree_sends_what_it_promises(world_of, size, chunk):
     """Up each tree everyone but its root sends a half, down it everyone with children, once for both."""
-    trees = segment_format.double_tree(size)
+    trees = kernels.double_tree(size)
     roots = [set(range(size)) - set(itertools.chain(*children)) for children in trees]
     for count, nbytes, sent, steps in messages_sent(world_with(world_of, size, chunk), "double_tree"):
         itemsize = nbytes // count
@@ -131,7 +131,7 @@ def test_a_double_tree_sends_what_it_promises(world_of, size, chunk):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 14, 31, 1024])
 def test_in_a_double_tree_leaves_of_one_are_inner_nodes_of_the_other(size):
-    first, second = segment_format.double_tree(size)
+    first, second = kernels.double_tree(size)
     for children in (first, second):
         assert sorted(map(len, children))[-1] <= 2
         assert len(set(itertools.chain(*children))) == sum(map(len, children)) == size - 1

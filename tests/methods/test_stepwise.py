@@ -13,7 +13,7 @@ from ranks import Died, Ranks
 
 import shmring
 from shmring import model
-from shmring._core import segment_format
+from shmring._core import kernels
 from shmring.methods import stepwise
 from shmring.methods.stepwise import ALGORITHMS, Stepwise
 
@@ -94,7 +94,7 @@ def test_each_sends_the_bytes_of_its_formula(world_of, size):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 17, 32])
 def test_the_double_tree_is_that_of_the_engine(size):
-    for parents, children in zip(stepwise._double(size), segment_format.double_tree(size), strict=True):
+    for parents, children in zip(stepwise._double(size), kernels.double_tree(size), strict=True):
         for rank in range(size):
             assert sorted(children[rank]) == [child for child in range(size) if parents[child] == rank]
 

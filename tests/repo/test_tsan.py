@@ -108,8 +108,7 @@ def is_without_gil(report):
     call."""
     accesses = re.findall(r"(?:thread T\d+|main thread)[^\n]*:\n((?:    #\d[^\n]*\n)+)", report)[:2]
     ours = [re.search(r"build/cython/shmring/([\w/]+)\.c:", access) for access in accesses]
-    # Stalls of blame hold the GIL, and the rest of blame only reads.
-    named = [found[1] for found in ours if found and found[1] != "_engine/blame"]
+    named = [found[1] for found in ours if found]
     return len(named) == 2 and all(name in WITHOUT_GIL for name in named)
 
 

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 
 from shmring._config import thresholds
-from shmring._core import segment_format
+from shmring._core import kernels
 from tests.unit.test_kernels import DTYPES, SMALL_FLOATS, assert_same, expected, numbers
 
 __all__ = ["DTYPES", "assert_same", "expected", "numbers"]  # and the names below
@@ -99,7 +99,7 @@ def _ring(name, op, arrays):
     """Fold slice j from rank j - 1 down to rank j; each hop rounds."""
     n = len(arrays)
     out = np.empty_like(arrays[0])
-    for j, (begin, end) in enumerate(segment_format.slice_bounds(len(out), n)):
+    for j, (begin, end) in enumerate(kernels.slice_bounds(len(out), n)):
         partial = arrays[(j - 1) % n][begin:end]
         for hop in range(2, n + 1):
             own = arrays[(j - hop) % n][begin:end]
@@ -139,7 +139,7 @@ def _tree(name, op, arrays, rank=0):
 
 
 def _two_trees(name, op, arrays):
-    trees = zip(_halves(arrays), segment_format.double_tree(len(arrays)), strict=True)
+    trees = zip(_halves(arrays), kernels.double_tree(len(arrays)), strict=True)
     return np.concatenate([_subtree(name, op, half, children) for half, children in trees])
 
 

@@ -21,7 +21,7 @@ from ranks import Died, Ranks, turns, until_there, when_there
 import shmring
 from shmring._config.settings import Settings
 from shmring._config.thresholds import ring_nbytes, tables
-from shmring._core.segment_format import control_nbytes, format_segment, segment_nbytes
+from shmring._engine.state import control_nbytes, format_segment, segment_nbytes
 from shmring._system import segments
 from shmring.tools import _attach, command
 
