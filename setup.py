@@ -50,7 +50,6 @@ RARE = [
     "shmring/_diagnostics/*.pyx",
     "shmring/_engine/state.pyx",
     "shmring/_transport/channels.pyx",
-    "shmring/mpi4py/memory.pyx",
 ]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined"],

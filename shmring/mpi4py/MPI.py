@@ -56,16 +56,16 @@ from .handles import handleof as _handleof
 from .handles import sizeof as _sizeof
 from .info import INFO_ENV, INFO_NULL, Info
 from .intracomm import Cartcomm, Distgraphcomm, Graphcomm, Intracomm, Topocomm
-from .memory import (
+from .messages import (
     BOTTOM,
     BUFFER_AUTOMATIC,
     IN_PLACE,
     BottomType,
     BufferAutomaticType,
     InPlaceType,
+    Status,
     buffer,
 )
-from .messages import Status
 from .messages import register_types as _register_types
 from .objects import Pickle, pickle
 from .ops import OPS, Op

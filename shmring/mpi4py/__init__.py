@@ -15,8 +15,8 @@ MPI               the names, and joining at import; `shmring.MPI` is the same mo
   ops, folds      operations; reductions that shmring has no operation for
   types, groups, info, errhandlers, handles, errors, constants, rc, refused
   calls           calls on buffers that have to be fast; how calls run, are begun and waited for (Cython)
-  messages        handles, statuses, specifications of messages (Cython)
-  memory          MPI.buffer (Cython); device_arrays: DLPack and __cuda_array_interface__
+  messages        MPI.buffer, handles, statuses, specifications of messages (Cython)
+  device_arrays   memory by DLPack and __cuda_array_interface__
 finder            makes the name `mpi4py` mean this package; run: the command line
 process           joins the world, and ends the job if the process fails
 """

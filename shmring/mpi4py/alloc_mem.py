@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .memory import buffer, get_address
+from .messages import buffer, get_address
 
 _blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and its address by descriptor
 

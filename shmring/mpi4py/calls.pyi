@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-from .memory import IN_PLACE as IN_PLACE
+from .messages import IN_PLACE as IN_PLACE
 from .messages import Handle
 
 class Kind:

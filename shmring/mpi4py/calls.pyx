@@ -23,7 +23,7 @@ import numpy as np
 
 from . import errors
 from ..errors import Error
-from .memory import IN_PLACE
+from .messages import IN_PLACE
 from .turns import Turns
 
 cdef dict threads_by_number = threading._active

@@ -9,8 +9,7 @@ import numpy as np
 
 from .calls import Call, Kind
 from .forms import add_forms
-from .memory import IN_PLACE
-from .messages import simple, typed_pieces, vector
+from .messages import IN_PLACE, simple, typed_pieces, vector
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
 

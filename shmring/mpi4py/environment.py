@@ -21,7 +21,7 @@ from .constants import INTEGERS
 from .errhandlers import Policy
 from .info import Info
 from .intracomm import Intracomm
-from .memory import buffer, get_address
+from .messages import buffer, get_address
 from .point_to_point import BUFFERED
 from .rc import rc
 

@@ -1,8 +1,65 @@
-"""Types of handles, datatypes, statuses, and specifications of messages."""
+"""Types of memory, handles, datatypes, statuses, and specifications of messages."""
 
 from typing import Any, final
 
-from .memory import BOTTOM as BOTTOM
+@final
+class Source:
+    """The owner of memory, which all buffers and views of the memory share."""
+
+@final
+class buffer:
+    """Contiguous memory: a one-dimensional array of bytes that exports the buffer protocol."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None: ...
+    def __len__(self, /) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def __setitem__(self, key: Any, value: Any, /) -> Any: ...
+    def __delitem__(self, key: Any, /) -> Any: ...
+    @staticmethod
+    def allocate(nbytes: Any, clear: Any = ...) -> Any: ...
+    @staticmethod
+    def frombuffer(obj: Any, readonly: Any = ...) -> Any: ...
+    @staticmethod
+    def fromaddress(address: Any, nbytes: Any, readonly: Any = ...) -> Any: ...
+    def toreadonly(self) -> Any: ...
+    def cast(self, format: Any, shape: Any = ...) -> Any: ...
+    def tobytes(self, order: Any = ...) -> Any: ...
+    def release(self) -> Any: ...
+    address: Any
+    obj: Any
+    nbytes: Any
+    readonly: Any
+    format: Any
+    itemsize: Any
+
+class _Constant:
+    """A constant in place of memory: an address without bytes."""
+
+    def __repr__(self, /) -> Any: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __bool__(self) -> bool: ...
+    def __int__(self, /) -> Any: ...
+
+@final
+class BottomType(_Constant):
+    """Type of BOTTOM."""
+
+    def __index__(self, /) -> Any: ...
+
+@final
+class InPlaceType(_Constant):
+    """Type of IN_PLACE."""
+
+@final
+class BufferAutomaticType(_Constant):
+    """Type of BUFFER_AUTOMATIC."""
+
+BOTTOM: BottomType
+IN_PLACE: InPlaceType
+BUFFER_AUTOMATIC: BufferAutomaticType
+
+def get_address(location: Any) -> Any: ...
 
 class Handle:
     """A reference to an object of MPI. Copies of a handle are equal, and refer to the same object."""

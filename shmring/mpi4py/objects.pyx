@@ -20,7 +20,7 @@ import warnings
 import numpy as np
 
 from ..errors import Error
-from .memory import buffer
+from .messages import buffer
 from .rc import integer_of_variable
 
 cnp.import_array()

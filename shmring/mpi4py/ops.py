@@ -10,8 +10,7 @@ import numpy as np
 
 from . import errors, handles
 from .folds import FoldCall
-from .memory import buffer
-from .messages import Handle, handle, simple
+from .messages import Handle, buffer, handle, simple
 from .types import Datatype
 
 _MOST_FUNCTIONS = 32

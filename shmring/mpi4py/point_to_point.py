@@ -12,8 +12,7 @@ from . import errors, handles
 from .calls import Call, MessageCall, Pending
 from .constants import INTEGERS
 from .forms import add_forms
-from .memory import BUFFER_AUTOMATIC, buffer
-from .messages import Handle, Status, handle, simple
+from .messages import BUFFER_AUTOMATIC, Handle, Status, buffer, handle, simple
 from .objects import ObjectCaller, pickle
 from .requests import Request
 

@@ -16,8 +16,7 @@ from .epochs import Synchronisation
 from .errhandlers import Handling
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Info
-from .memory import buffer, get_address
-from .messages import Handle, handle, simple
+from .messages import Handle, buffer, get_address, handle, simple
 from .rma import Operations
 from .window_state import FindParts, Window, allocate, attach
 

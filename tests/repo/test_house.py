@@ -185,6 +185,7 @@ HOUSE_WORDS = {
 # First words of a relative clause. A comment or docstring begins with none of them, unless it is a question.
 RELATIVE = re.compile(r"(Who|Whom|Whose|Whether|What|Of|Where|How)\b(?![^.!?]*\?)")
 MAX_LINES = 1000
+MAX_EXTENSIONS = 30
 MAX_LINE_LENGTH, MAX_C_LINE_LENGTH = 110, 120  # Python's as in ruff's settings
 # Put together here, so that this file does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:" + "|".join(["work", "home", "root", "Users"]) + r")\b")
@@ -561,6 +562,12 @@ def test_files_stay_readable():
         most = MAX_LINE_LENGTH if path.suffix in {".py", ".pyi"} else MAX_C_LINE_LENGTH
         long = [number for number, line in enumerate(lines, 1) if len(line) > most]
         assert not long, f"{name_of(path)}: lines longer than {most}: {long}"
+
+
+def test_the_extensions_are_few():
+    """Each takes a second of every installation for Cython's own code. One is generated, see SHARED in
+    setup.py."""
+    assert len(files("shmring", suffixes={".pyx"})) + 1 <= MAX_EXTENSIONS
 
 
 def test_only_the_tests_of_the_benchmarks_need_bench():
