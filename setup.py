@@ -187,6 +187,7 @@ class BuildExtensions(build_ext):
             build_dir="build/cython",
             compiler_directives=DIRECTIVES,
             shared_utility_qualified_name=SHARED,
+            shared_utility_features_disabled=["MemoryView"],  # no module has a typed memoryview
         )
         sources = {extension.name: extension.sources for extension in translated}
         for ext in self.extensions:

@@ -10,8 +10,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-cimport numpy as cnp
-
+from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ABORTED, BLOCKED, DEAD, DONE, LATE, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, check_liveness, peer_status,
 )

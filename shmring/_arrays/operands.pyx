@@ -10,8 +10,7 @@ from cpython.buffer cimport (
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-cimport numpy as cnp
-
+from .._core cimport numpy_api as cnp
 from .._core.group cimport OPAQUE, Items
 from .._core.kernels cimport (
     SR_BF16, SR_BOOL, SR_C128, SR_C64, SR_F16, SR_F32, SR_F64, SR_F8_E4M3FN, SR_F8_E5M2, SR_I16, SR_I32, SR_I64, SR_I8,

@@ -1,17 +1,21 @@
-"""Wait for a Work in a coroutine: the event loop watches a descriptor, so no thread is needed."""
+"""Wait in a coroutine for a Work or a Transfer, without a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .collectives import Work
+    from .point_to_point import Transfer
+
+POLL_S = 0.025  # between two checks of the peer's liveness
 
 
 async def result_of(work: Work[Any]) -> Any:
-    """Return the Work's result once it is finished."""
+    """Return the Work's result once it is finished: the event loop watches a descriptor."""
     if not work.done():
         loop = asyncio.get_running_loop()
         finished = loop.create_future()
@@ -29,3 +33,16 @@ async def result_of(work: Work[Any]) -> Any:
 def _finish(finished: asyncio.Future[None]) -> None:
     if not finished.done():
         finished.set_result(None)
+
+
+async def result_of_transfer(transfer: Transfer[Any]) -> Any:
+    """Return the Transfer's result once it is complete. Other coroutines run between polls of it."""
+    pause_s, began_s = 0.0, time.monotonic()
+    polled_s = began_s
+    while not transfer.done():
+        if time.monotonic() - polled_s > POLL_S:
+            polled_s = time.monotonic()
+            transfer._poll_peers(polled_s - began_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(0.002, 2 * pause_s + 0.00005)
+    return transfer.result()

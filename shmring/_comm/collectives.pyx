@@ -14,9 +14,8 @@ from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
 from posix.unistd cimport close
 
-cimport numpy as cnp
-
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
+from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, DONE, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
     REDUCE_SCATTER, SCAN, SCATTER, Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split,

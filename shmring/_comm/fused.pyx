@@ -6,9 +6,8 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy, memset
 
-cimport numpy as cnp
-
 from .._arrays.operands cimport Operand, release, take
+from .._core cimport numpy_api as cnp
 from .._core.group cimport ALL_REDUCE, ALL_REDUCE_MANY, Call, fingerprint_of, mixed
 from .._core.kernels cimport SR_DTYPES, SR_U8, SR_WIRE_NATIVE
 from .._core.segment cimport SR_CACHE_LINE

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-cimport numpy as cnp
+from .._core cimport numpy_api as cnp
 
 
 cdef class Slots:

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-cimport numpy as cnp
+from .._core cimport numpy_api as cnp
 
 import pickle
 
@@ -38,8 +38,13 @@ cpdef object pack(object item):
 
 
 cdef object frame_of(object stream, list left_out):
-    parts = [memoryview(stream), *(buffer.raw() for buffer in left_out)]
-    lengths = np.array([len(parts) << COUNT_SHIFT, *(part.nbytes for part in parts)], "i8")
+    parts = [memoryview(stream)]
+    for buffer in left_out:
+        parts.append(buffer.raw())
+    numbers = [len(parts) << COUNT_SHIFT]
+    for part in parts:
+        numbers.append(part.nbytes)
+    lengths = np.array(numbers, "i8")
     places = places_of(lengths)
     frame = np.empty(places.pop(), np.uint8)
     frame[: lengths.nbytes] = lengths.view(np.uint8)

@@ -48,8 +48,6 @@ cdef class Messages(Endpoint):
 cdef class Transfer(PendingMessage):
     cdef Messages comm
 
-    cdef int poll_peers(self, double waited_s) except -1
-
 
 cdef class ProbedMessage:
     cdef Messages comm

@@ -1,7 +1,6 @@
 # Point-to-point messages: from Python's arguments to posted messages, and from completed messages to results.
 
 import operator
-import time
 from types import GenericAlias
 
 cimport cython
@@ -20,14 +19,12 @@ from .._p2p.matching cimport (
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
 from .objects cimport bytes_room, pack, unpack
 
-
+from . import awaitable
 from .._engine import state
 from ..errors import Error, Mismatch, Truncated
 
 ANY_SOURCE = ANY
 ANY_TAG = ANY
-
-cdef double POLL_S = 0.025   # between two checks of the peer's liveness by a coroutine that awaits a transfer
 
 
 # ---- descriptions of messages ----------------------------------------------------------------------------------
@@ -923,7 +920,7 @@ cdef class Transfer(PendingMessage):
         `wait`.
         """
         if not self.is_over:
-            self.poll_peers(waited_s)
+            self._poll_peers(waited_s)
         return self.wait()
 
     def __await__(self):
@@ -931,20 +928,11 @@ cdef class Transfer(PendingMessage):
 
         It raises if the peer ends, or after the communicator's timeout, as `wait` without a timeout does.
         """
-        import asyncio
+        return awaitable.result_of_transfer(self).__await__()
 
-        pause_s, began_s = 0.0, time.monotonic()
-        polled_s = began_s
-        while not self.done():
-            if time.monotonic() - polled_s > POLL_S:
-                polled_s = time.monotonic()
-                self.poll_peers(polled_s - began_s)
-            yield from asyncio.sleep(pause_s).__await__()
-            pause_s = min(0.002, 2 * pause_s + 0.00005)
-        return self.result()
-
-    # Raise if the peer has ended or the timeout has passed. Advancing a transfer does not check the peer; a wait does.
-    cdef int poll_peers(self, double waited_s) except -1:
+    def _poll_peers(self, double waited_s):
+        """Raise if the peer has ended or the timeout has passed. Advancing a transfer does not check it; a wait does.
+        """
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns
         cdef int culprit = self.comm.own_rank if self.message.peer == ANY else self.message.peer
         try:
@@ -955,7 +943,6 @@ cdef class Transfer(PendingMessage):
             pass
         if not self.is_over and waited_s * 1e9 >= timeout_ns:
             self.comm.raise_for(LATE, &self.message, culprit, timeout_ns, True)
-        return 0
 
     def __repr__(self):
         progress = "not complete"

@@ -1,9 +1,8 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-cimport numpy as cnp
-
 from .._arrays.operands cimport Operand
+from .._core cimport numpy_api as cnp
 from .._core.group cimport Call, Piece
 from .collectives cimport Collectives, Work
 

@@ -7,11 +7,10 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
-cimport numpy as cnp
-
 from .._algorithms.direct cimport enter_nothing, step_nothing
 from .._algorithms.staged cimport shared_address
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, take
+from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
     Piece, fingerprint_of, is_joined, is_split,

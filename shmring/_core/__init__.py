@@ -12,6 +12,7 @@ schedule         the C declarations of schedule.h: the steps of rings and trees
 spsc_ring        the C declarations of spsc_ring.h: the ring of one producer and one consumer
 trace            time slices of a call
 timeouts         seconds of Python as nanoseconds
+numpy_api        the C declarations of NumPy's arrays
 
 No module here imports another folder.
 """

@@ -38,7 +38,7 @@ cdef size_t dtype_nbytes(uint32_t dtype) noexcept nogil:
     return sr_dtype_nbytes[dtype]
 
 
-OPS = tuple(sr_op_name[i].decode() for i in range(SR_OPS))
+OPS = tuple([sr_op_name[i].decode() for i in range(SR_OPS)])
 
 
 def isas() -> list[str]:
@@ -268,8 +268,8 @@ def tree_schedule(int size):
 
 def double_tree(int size):
     """Return for both trees, by rank: its children, in the order in which it folds their data."""
-    return [[tuple(child for child in [sr_double_tree_child(rank, size, tree, 0),
-                                       sr_double_tree_child(rank, size, tree, 1)] if child >= 0)
+    return [[tuple([child for child in [sr_double_tree_child(rank, size, tree, 0),
+                                        sr_double_tree_child(rank, size, tree, 1)] if child >= 0])
              for rank in range(size)] for tree in range(2)]
 
 

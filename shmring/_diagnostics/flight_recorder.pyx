@@ -39,7 +39,7 @@ KIND_NAMES[:] = [
     b"split", b"group", b"shared", b"all_gather_v", b"gather_v", b"scatter_v", b"all_to_all_v", b"all_reduce_many",
     b"election",
 ]
-KINDS = tuple((<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS))
+KINDS = tuple([(<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS)])
 RECORD_DTYPES = (*DTYPES, OPAQUE_DTYPE)
 ALGORITHMS = ("auto", "ring", "tree", "master", "direct", "bidirectional_ring", "halving_doubling", "double_tree")
 assert len(ALGORITHMS) == NALGORITHMS

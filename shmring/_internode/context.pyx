@@ -508,9 +508,18 @@ cdef object common_multiple(counts, size_t least_nbytes):
 
 # Return the largest number of parts into which the borders of the slices on all hosts cut the slice of one rank.
 cdef int most_borders(counts) except -1:
-    borders = sorted({fractions.Fraction(i, count) for count in counts for i in range(count)})
-    within = (sum(i <= border * count < i + 1 for border in borders) for count in counts for i in range(count))
-    return max(within)
+    cdef int within, most = 0
+    borders = set()
+    for count in counts:
+        for i in range(count):
+            borders.add(fractions.Fraction(i, count))
+    for count in counts:
+        for i in range(count):
+            within = 0
+            for border in borders:
+                within += i <= border * count < i + 1
+            most = max(most, within)
+    return most
 
 
 cdef class InterNodeConns:
@@ -524,8 +533,10 @@ cdef class InterNodeConns:
 
     def __cinit__(self, *, int rank, hosts, dict data, Channels channels, double cut_s):
         cdef InterNode *inter = &self.inter
-        cdef int size = sum(len(ranks) for ranks in hosts)
-        cdef int at = 0, host, local, number
+        cdef int at = 0, size = 0
+        cdef int host, local, number
+        for ranks in hosts:
+            size += len(ranks)
         memset(inter, 0, sizeof(InterNode))
         self.news = select.epoll()
         self.data = data

@@ -7,8 +7,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-cimport numpy as cnp
-
+from .._core cimport numpy_api as cnp
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
     SR_CLOSED, SR_PAGE, sr_event_signal, sr_flag_load, sr_liveness, sr_liveness_set_state, sr_liveness_state,
@@ -208,7 +207,7 @@ cdef class Ends:
 
     # Send the shape and dtype of the next arrays to the other side.
     cdef int describe(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1:
-        cdef object dtype = x.descr
+        cdef object dtype = <object> cnp.PyArray_DESCR(x)
         cdef Shape shape
         cdef int i
         text = self.put_text

@@ -1,7 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
 
 cimport cython
-cimport numpy as cnp
+
+from .._core cimport numpy_api as cnp
 
 
 cdef enum:   # as MPI numbers them; shmring has -1 for any source and any tag

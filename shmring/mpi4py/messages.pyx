@@ -15,7 +15,8 @@ from libc.stdint cimport int64_t, uint8_t, uintptr_t
 from libc.string cimport memcpy, memmove, memset
 
 cimport cython
-cimport numpy as cnp
+
+from .._core cimport numpy_api as cnp
 
 import operator
 

@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 cimport cython
-cimport numpy as cnp
 
+from .._core cimport numpy_api as cnp
 from .._comm.collectives cimport Plan, plan_of
 from .._comm.comm cimport Comm as Engine
 from .._comm.point_to_point cimport Envelope
