@@ -17,6 +17,7 @@ from pathlib import PurePath
 import numpy
 from Cython.Build import cythonize
 from setuptools import Distribution, Extension, setup
+from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 # No FMA contraction and no option that changes values: the same bits on every instruction set. The reduction
@@ -168,6 +169,14 @@ class WithDataFiles(Distribution):
         return bool(self.data_files)
 
 
+class BuildKernels(build_clib):
+    """Checks for a compiler first; a wheel's build begins here."""
+
+    def run(self) -> None:
+        check_compiler()
+        super().run()
+
+
 class BuildExtensions(build_ext):
     """Translates the Cython sources and builds the kernels first, only when extensions are really built."""
 
@@ -178,7 +187,6 @@ class BuildExtensions(build_ext):
     def run(self) -> None:
         if sys.platform != "linux":
             raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
-        check_compiler()
         self.run_command("build_clib")
         gc.set_threshold(200_000, 50, 100)  # Cython makes many objects and few cycles
         # Into build/, so that no generated C is beside the sources or in the sdist.
@@ -208,5 +216,5 @@ setup(
     distclass=WithDataFiles,
     long_description=long_description(),
     long_description_content_type="text/markdown",
-    cmdclass={"build_ext": BuildExtensions},
+    cmdclass={"build_clib": BuildKernels, "build_ext": BuildExtensions},
 )

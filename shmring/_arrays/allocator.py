@@ -411,7 +411,16 @@ def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
     The dimensions of a subarray dtype are appended to the shape.
     """
-    dtype = np.dtype(dtype)
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError as error:
+        if not str(dtype).startswith(("bfloat16", "float8")):
+            raise
+        try:
+            import ml_dtypes  # noqa: F401  it tells NumPy these names
+        except ModuleNotFoundError:
+            raise TypeError(f"dtype {dtype!r} is of the package ml_dtypes: pip install ml_dtypes") from error
+        dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(
             f"dtype {dtype} holds Python objects, which cannot live in shared memory; give a dtype of numbers"

@@ -37,10 +37,12 @@ def take(x: Any, what: str) -> Buffer:
         return _from_interface(x, interface, what)
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x, what)
-    raise TypeError(
-        f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
-        "__array_interface__ or DLPack), created first with a = np.asarray(...)"
-    )
+    if not isinstance(x, (list, tuple)):
+        raise TypeError(
+            f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
+            "__array_interface__ or DLPack); the object calls, as broadcast_object, take any object"
+        )
+    raise TypeError(f"{what} is a {type(x).__name__}; pass an array, created first with a = np.asarray(...)")
 
 
 def _instead_of(x: Any) -> str:

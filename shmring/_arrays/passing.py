@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import math
 import os
 import secrets
 import stat
@@ -35,6 +36,7 @@ from .._system import segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
+from .allocator import check
 
 _Array = np.ndarray[Any, Any]
 
@@ -365,7 +367,7 @@ def shared_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writ
     >>> frame.shape
     (480, 640, 3)
     """
-    return _shared(shape, np.dtype(dtype), writable, "C")
+    return _shared(shape, dtype, writable, "C")
 
 
 def shared_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
@@ -395,7 +397,7 @@ def shared_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writ
     >>> shmring.shared_zeros(3, "i8", writable=True)
     array([0, 0, 0])
     """
-    return _shared(shape, np.dtype(dtype), writable, "C", is_cleared=True)
+    return _shared(shape, dtype, writable, "C", is_cleared=True)
 
 
 def keep_shared(nbytes: int) -> int:
@@ -435,21 +437,14 @@ def keep_shared(nbytes: int) -> int:
 
 def _shared(
     shape: Any,
-    dtype: np.dtype[Any],
+    dtype: DTypeLike,
     writable: bool,
     order: Any,
     data: _Array | None = None,
     is_cleared: bool = False,
 ) -> _Array:
-    if dtype.hasobject:
-        raise TypeError(f"dtype {dtype} has Python objects, which other processes cannot read")
-    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    count = 1
-    for length in lengths:
-        if length < 0:
-            raise ValueError(f"shape is {shape}; lengths must not be negative")
-        count *= int(length)
-    nbytes = max(count * dtype.itemsize, 1)
+    lengths, items = check(shape, dtype)
+    nbytes = max(math.prod(lengths) * items.itemsize, 1)
     with _guarded():
         _sweep()
         block = _used_again(nbytes)
@@ -461,7 +456,7 @@ def _shared(
         block.begin(writable)
         _blocks[block.nonce] = block
         whole = block.array()
-    return np.ndarray(lengths, dtype, whole, order=order)
+    return np.ndarray(lengths, items, whole, order=order)
 
 
 # ---- pickles -----------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def place_of(sight: Sight, name: Callable[[int | None], str]) -> Place:
     if sight.presence == "dead":
         return Place(f"dead {at}")
     if wait is not None:
-        return Place(at, _awaited(wait, name), waited_s(wait, sight.at_ns), bool(wait["until_ns"]))
+        return Place(at, awaited(wait, name), waited_s(wait, sight.at_ns), bool(wait["until_ns"]))
     return Place(f"closed {at}" if sight.presence == "closed" else at)
 
 
@@ -103,7 +103,8 @@ def waited_s(wait: Mapping[str, Any], now_ns: int) -> float:
     return max(0.0, (until_ns - int(wait["since_ns"])) * 1e-9)
 
 
-def _awaited(wait: Mapping[str, Any], name: Callable[[int | None], str]) -> str:
+def awaited(wait: Mapping[str, Any], name: Callable[[int | None], str]) -> str:
+    """Return the rank that a wait is for, as `name` names it."""
     return "a message" if wait["awaited"] is None else name(wait["awaited"])
 
 

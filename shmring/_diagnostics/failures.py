@@ -20,7 +20,7 @@ from .describe import describe_call
 if TYPE_CHECKING:
     from .._engine.engine import Engine
 
-CLOSED_IT = "closed the communicator while others still called it"
+CLOSED_IT = "closed the communicator, or returned, while others still called it: it made fewer calls"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
@@ -69,6 +69,9 @@ def describe_doing(engine: Engine, rank: int) -> str:
         did = "it has called nothing yet"
     else:
         did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
+    wait = describe.wait_of(engine.flight.sight_of(rank))
+    if wait is not None and wait["where"] != "call":
+        did += f"; it waits in {wait['where']} for {describe.awaited(wait, engine.name_of)}"
     return f"{did}; it is {procfs.state(*engine.liveness_of(rank))}"
 
 

@@ -190,7 +190,7 @@ class Ring(Ends):
             with contextlib.suppress(TypeError):
                 return np.asarray(memoryview(item))
         raise TypeError(
-            f"the item is a {type(item).__name__}; a ring takes bytes-like objects and arrays "
+            f"the item is of type {type(item).__name__}; a ring takes bytes-like objects and arrays "
             "(np.asarray(item)), and pickles nothing"
         )
 

@@ -161,6 +161,7 @@ def compress_buckets(model: Any, compressor: Any) -> None:
 
         compress_buckets(model, ErrorFeedback(PowerSGD(rank=2)))
     """
+    need("torch", "torch", __name__)
     from ._torch.compressed import compress_buckets
 
     compress_buckets(model, compressor)
@@ -187,6 +188,7 @@ def share_buckets(model: Any) -> None:
 
         share_buckets(model)
     """
+    need("torch", "torch", __name__)
     from ._torch.buckets import share_buckets
 
     share_buckets(model)

@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _measure(arguments, _job(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        raise  # the reader of the output has ended, as `head` does
     except (shmring.Error, MemoryError, OSError) as error:
         return _cli.complain("shmring bench", _one_line(error))
 

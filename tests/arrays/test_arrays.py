@@ -8,6 +8,8 @@ import gc
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -448,3 +450,16 @@ def test_nothing_is_left_after_closing(world_of, segment):
         ranks.meet(SHMRING_SEGMENT=segment)(make_arrays)
     assert ranks.meet(SHMRING_SEGMENT=segment)(reopen) == before
     assert not names_in_shm()
+
+
+def test_names_of_ml_dtypes_are_known_or_say_what_to_install(tmp_path):
+    """NumPy knows them only once ml_dtypes is imported."""
+    program = "import shmring; print(shmring.init().zeros(3, 'bfloat16').dtype)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.stdout == "bfloat16\n"
+    (tmp_path / "ml_dtypes.py").write_text("raise ModuleNotFoundError")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.stderr.endswith("dtype 'bfloat16' is of the package ml_dtypes: pip install ml_dtypes\n")

@@ -301,7 +301,7 @@ def test_arrays_that_cannot_be_shared():
         shmring.shared_empty(3, "i4,O")
     with pytest.raises(TypeError, match=r"array\.data and array\.mask"):
         shmring.share(np.ma.masked_array([1], [True]))
-    with pytest.raises(ValueError, match="not be negative"):
+    with pytest.raises(ValueError, match="must be 0 or more"):
         shmring.shared_zeros((2, -1))
     with pytest.raises(shmring.OutOfMemory):
         shmring.shared_empty(1 << 60, "u1")

@@ -181,6 +181,17 @@ def test_a_rank_that_does_not_answer_is_a_timeout(world_of, call, tmp_path):
     assert [error.op for error in errors] == [op, op]
 
 
+def receive_from_each_other(comm):
+    comm.recv(np.zeros(3), 1 - comm.rank, timeout=0.5 if comm.rank == 0 else 20)
+
+
+def test_a_timeout_says_that_the_other_rank_waits_too(world_of):
+    first, second = world_of(2).outcomes(receive_from_each_other)
+    assert isinstance(first, shmring.Timeout)
+    assert "it waits in recv for rank 0" in str(first)
+    assert str(second) == str(first)
+
+
 def talk_for_ever(comm, how, path):
     other, x, y = 1 - comm.rank, np.zeros(20_000), np.zeros(20_000)
     for _ in turns(comm, path):

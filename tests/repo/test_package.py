@@ -161,8 +161,9 @@ def test_a_package_of_another_python_says_so(tmp_path):
 
 
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="needs the checkout")
-def test_without_a_compiler_one_line_says_what_to_install(tmp_path):
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", tmp_path]
+@pytest.mark.parametrize("part", ["build_clib", "build_ext"])  # the first of a wheel's, and of pip install -e
+def test_without_a_compiler_one_line_says_what_to_install(tmp_path, part):
+    command = [sys.executable, "setup.py", "-q", part, "--build-temp", tmp_path]
     environment = {**os.environ, "CC": "no-such-compiler -pipe"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
