@@ -84,7 +84,7 @@ class _Part:
 
 
 class Block:
-    """The memory of one shared array, as this process has it."""
+    """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped."""
 
     def __init__(self, fd: int, nbytes: int, is_writable: bool, for_receivers: bool, maker: int = 0) -> None:
         self.fd, self.nbytes = fd, nbytes
@@ -175,11 +175,18 @@ class Block:
             raise explain(error, "freeing a shared array") from error
 
     def close(self) -> None:
-        """Unmap the block and close the descriptor."""
-        _blocks.pop(self.nonce, None)
-        self.data.close()
-        self.of_head.close()
-        os.close(self.fd)
+        """Unmap the block and close the descriptor. A second call does nothing."""
+        if _blocks.get(self.nonce) is self:
+            del _blocks[self.nonce]
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self.data.close()
+            self.of_head.close()
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if os is not None and self.fd >= 0:  # an exception was raised while it was made; else it was closed
+            os.close(self.fd)
 
 
 # ---- the blocks of this process ----------------------------------------------------------------------------
@@ -268,10 +275,10 @@ def _make_block(nbytes: int, data: _Array | None) -> Block:
         segments.allocate(fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
         if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
             segments.write(fd, _HEAD_NBYTES, data.data, purpose=purpose)
-        return Block(fd, nbytes, True, True, os.getpid())
     except BaseException:
         os.close(fd)
         raise
+    return Block(fd, nbytes, True, True, os.getpid())
 
 
 # ---- what users call ---------------------------------------------------------------------------------------
@@ -454,8 +461,8 @@ def _shared(
         np.asarray(_Part(block))[:nbytes] = 0 if data is None else data
     with _guarded():
         block.begin(writable)
-        _blocks[block.nonce] = block
         whole = block.array()
+        _blocks[block.nonce] = block
     return np.ndarray(lengths, items, whole, order=order)
 
 
@@ -513,15 +520,10 @@ def _load(
         if block is None:
             fd = _open(pid, number, identity, token, nonce)
             block = _map(fd, pid, identity, nbytes, for_receivers)
-        try:
-            if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
-                raise _gone(pid)
-        except BaseException:
-            if block.nonce == 0:
-                block.close()
-            raise
-        _blocks[nonce] = block
+        if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
+            raise _gone(pid)
         data = block.array()
+        _blocks[nonce] = block
     array: _Array = np.ndarray(shape, dtype, data, offset, strides)
     if not (writable and for_receivers):
         array.flags.writeable = False
@@ -557,16 +559,13 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
 
 
 def _map(fd: int, pid: int, identity: list[int], nbytes: int, for_receivers: bool) -> Block:
-    try:
-        about = os.fstat(fd)
-        if [about.st_dev, about.st_ino, about.st_size] != [*identity, _HEAD_NBYTES + nbytes]:
-            raise _gone(pid)
-        block = Block(fd, nbytes, for_receivers, for_receivers)
-        if (block.head.magic, block.head.nbytes) != (_MAGIC, nbytes):
-            raise _gone(pid)
-    except BaseException:
+    about = os.fstat(fd)
+    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _HEAD_NBYTES + nbytes]:
         os.close(fd)
-        raise
+        raise _gone(pid)
+    block = Block(fd, nbytes, for_receivers, for_receivers)
+    if (block.head.magic, block.head.nbytes) != (_MAGIC, nbytes):
+        raise _gone(pid)
     return block
 
 
