@@ -25,7 +25,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
 from multiprocessing import parent_process, reduction, util
 from typing import Any
 
@@ -98,13 +97,13 @@ class Block:
         self.data = segments.Mapping(fd, _HEAD_NBYTES + nbytes, writable=is_writable)
         self.under_way: dict[int, int] = {}  # slot -> its value, of pickles of this process
         self.part: weakref.ref[_Part] | None = None
-        self.pid = os.getpid()  # of the process whose open file this is
         self.nonce = 0  # 0: not in use
 
     def begin(self, for_receivers: bool) -> None:
         """Begin a use of this block by its maker."""
         self.for_receivers = for_receivers
-        with self.locked() as head:
+        with segments.locked(self.fd):
+            head = self.head
             head.magic, head.nbytes, head.references = _MAGIC, self.nbytes, 1
             head.is_kept = _keep_nbytes > 0
             head.nonce = self.nonce = secrets.randbits(63) + 1
@@ -118,18 +117,10 @@ class Block:
             weakref.finalize(part, _drop, self).atexit = False
         return np.asarray(part)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[Head]:
-        """Keep other processes from changing the counters."""
-        if self.pid != os.getpid():  # a lock belongs to an open file, and a forked process has its parent's
-            segments.reopen(self.fd)
-            self.pid = os.getpid()
-        with segments.locked(self.fd):
-            yield self.head
-
     def send(self) -> tuple[int, int] | None:
         """Count a pickle; return its slot and the slot's value. None if too many are under way."""
-        with self.locked() as head:
+        with segments.locked(self.fd):
+            head = self.head
             for _ in range(_NSLOTS):
                 use, slot = divmod(head.next_use, _NSLOTS)
                 head.next_use += 1
@@ -144,13 +135,14 @@ class Block:
     def receive(self, nonce: int, slot: int, value: int) -> bool:
         """Take a pickle's reference, or one more if it was loaded before. False if the memory is gone."""
         is_counted = self.part is not None  # also if _drop has not yet seen that it is gone
-        with self.locked() as head:
+        with segments.locked(self.fd):
+            head = self.head
             if head.nonce != nonce or head.references == 0:
                 return False
             is_first = head.slots[slot] == value
-            head.references += (not is_counted) - is_first
-            if is_first:
+            if is_first:  # first, so that an exception here leaves a reference too many, and not one too few
                 head.slots[slot] = value | _LOADED
+            head.references += (not is_counted) - is_first
         self.nonce = nonce
         return True
 
@@ -162,7 +154,8 @@ class Block:
 
     def drop(self) -> None:
         """Give this process's reference back, as its last array is gone; the last one frees the pages."""
-        with self.locked() as head:
+        with segments.locked(self.fd):
+            head = self.head
             head.references -= 1
             if head.references == 0 and not head.is_kept:
                 self.free()
@@ -203,34 +196,26 @@ _keep_nbytes = 0  # most bytes of _kept
 def _drop(block: Block) -> None:
     """Called at any moment, since the garbage collector calls it, also while this thread holds the guard."""
     _dropped.append(block)
-    _drop_all()
+    _drop_all()  # if a thread holds the guard, it does so afterwards
 
 
 def _drop_all() -> None:
-    while _dropped and _guard.acquire(blocking=False):
-        try:
-            while _dropped:
-                block = _dropped.popleft()
-                if block.part is None or block.part() is not None:
-                    continue  # it came back by a pickle, whose reference remained
-                block.part = None
-                with contextlib.suppress(
-                    Error, OSError
-                ):  # then the kernel frees the memory with the last descriptor
-                    block.drop()
-                block.forget_loaded()
-                _close_unused(block)
-        finally:
-            _guard.release()
-
-
-@contextlib.contextmanager
-def _guarded() -> Iterator[None]:
-    try:
+    """Give the references of dropped arrays back. Called after each use of the guard."""
+    while _dropped and not _guard.locked():
         with _guard:
-            yield
-    finally:
-        _drop_all()
+            _drop_all_guarded()
+
+
+def _drop_all_guarded() -> None:
+    while _dropped:
+        block = _dropped.popleft()
+        if block.part is None or block.part() is not None:
+            continue  # it came back by a pickle, whose reference remained
+        block.part = None
+        with contextlib.suppress(Error, OSError):  # the kernel frees it with the last descriptor
+            block.drop()
+        block.forget_loaded()
+        _close_unused(block)
 
 
 def _close_unused(block: Block) -> None:
@@ -249,6 +234,7 @@ def _close_unused(block: Block) -> None:
 def _sweep() -> None:
     """Close the blocks without arrays here whose pickles were loaded. The caller holds the guard."""
     global _swept_s
+    _drop_all_guarded()
     now_s = time.monotonic()
     if now_s < _swept_s + _SWEEP_S:
         return
@@ -435,10 +421,11 @@ def keep_shared(nbytes: int) -> int:
     global _keep_nbytes
     if nbytes == _keep_nbytes:
         return nbytes
-    with _guarded():
+    with _guard:
         before, _keep_nbytes = _keep_nbytes, nbytes
         while sum(one.nbytes for one in _kept) > nbytes:
             _kept.pop(0).close()
+    _drop_all()
     return before
 
 
@@ -452,17 +439,18 @@ def _shared(
 ) -> _Array:
     lengths, items = check(shape, dtype)
     nbytes = max(math.prod(lengths) * items.itemsize, 1)
-    with _guarded():
+    with _guard:
         _sweep()
         block = _used_again(nbytes)
     if block is None:
         block = _make_block(nbytes, data)
     elif data is not None or is_cleared:
         np.asarray(_Part(block))[:nbytes] = 0 if data is None else data
-    with _guarded():
+    with _guard:
         block.begin(writable)
         whole = block.array()
         _blocks[block.nonce] = block
+    _drop_all()
     return np.ndarray(lengths, items, whole, order=order)
 
 
@@ -485,9 +473,10 @@ def reduce_array(array: _Array) -> Any:
 
 def reduce_shared(array: _Array, block: Block) -> Any:
     """As `reduce_array`, for an array on a block."""
-    with _guarded():
+    with _guard:
         _sweep()
         sent = block.send()
+    _drop_all()
     if sent is None:
         return array.__reduce_ex__(_PROTOCOL)
     about = os.fstat(block.fd)
@@ -514,7 +503,7 @@ def _load(
             f"a shared array of process {pid} of another machine or container cannot be opened here: "
             "pass a copy of it"
         )
-    with _guarded():
+    with _guard:
         _sweep()
         block = _blocks.get(nonce)
         if block is None:
@@ -524,6 +513,7 @@ def _load(
             raise _gone(pid)
         data = block.array()
         _blocks[nonce] = block
+    _drop_all()
     array: _Array = np.ndarray(shape, dtype, data, offset, strides)
     if not (writable and for_receivers):
         array.flags.writeable = False
@@ -550,11 +540,6 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
     fd = keeper.ask(token, nonce)
     if fd is None:
         raise _gone(pid)
-    try:
-        segments.reopen(fd)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -649,8 +634,8 @@ def _before_fork() -> None:
     _guard.acquire()
     for block in _blocks.values():
         if block.part is not None:
-            with contextlib.suppress(OSError), block.locked() as head:
-                head.references += 1
+            with contextlib.suppress(Error, OSError), segments.locked(block.fd):
+                block.head.references += 1
 
 
 def _after_fork_in_child() -> None:

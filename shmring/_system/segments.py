@@ -6,15 +6,15 @@ the file system, so nothing can be left behind.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
+import io
 import mmap
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ..errors import Error, OutOfMemory
 from .limits import MIB, Headroom, MemoryLimits, explain, size_text
@@ -320,23 +320,22 @@ def _give_back(fd: int, offset: int, nbytes: int) -> None:
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes)
 
 
-@contextlib.contextmanager
-def locked(fd: int) -> Iterator[None]:
-    """Lock the segment against processes that opened it themselves; the end of a process unlocks it."""
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
+def locked(fd: int) -> io.FileIO:
+    """Lock the segment against all other callers; `with` the result, or its `close`, unlocks it.
 
-
-def reopen(fd: int) -> None:
-    """Make the descriptor refer to an open file of this process's own, instead of one inherited by a fork."""
-    own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    The lock belongs to an open file of its own, so it ends with this object, whatever raises, and with the
+    process.
+    """
     try:
-        os.dup2(own, fd, inheritable=False)
-    finally:
-        os.close(own)
+        file = io.FileIO(f"/proc/self/fd/{fd}", "r+")
+    except OSError as error:
+        raise explain(error, "locking a shared array") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+    except BaseException:
+        file.close()
+        raise
 
 
 def punch(fd: int, offset: int, nbytes: int) -> None:

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from injections import Interrupt, injection_of
 
 import shmring
+from shmring._arrays import passing
 
 METHODS = ("fork", "spawn", "forkserver")
 KILLS = Path(__file__).resolve().parents[1] / "support" / "share_kills.py"
@@ -436,6 +438,45 @@ def test_threads_share_and_drop_at_the_same_time():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def there_and_back():
+    array = shmring.share(np.arange(10))
+    return travel([array, array[3:]]), travel(shmring.shared_zeros(3))
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(
+    ("kind", "stride"), [("point", 61), ("system", 1), pytest.param("point", 17, marks=pytest.mark.slow)]
+)
+def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
+    """Nothing stays locked, and each block is freed but those whose pickle the exception has lost."""
+    there_and_back()
+    before, n, lost = len(segments()), 1 - stride, 0
+    while True:
+        n += stride
+        injection = injection_of(kind, n)
+        gc.disable()  # hypothesis has a callback for collections
+        try:
+            injection.run(there_and_back)
+        except (Interrupt, OSError, shmring.Error):
+            lost += 1
+        finally:
+            gc.enable()
+        if not injection.places:
+            break
+        (whole, part), zeros = there_and_back()
+        assert whole.tolist() == list(range(10))
+        assert part.tolist() == list(range(3, 10))
+        assert not zeros.any()
+    assert n > 10
+    del whole, part, zeros
+    gc.collect()
+    assert len(segments()) - before <= lost
+    for block in passing._sent:  # those of lost pickles
+        block.under_way.clear()
+    time.sleep(2 * passing._SWEEP_S)
+    shmring.shared_zeros(1)
 
 
 def test_a_pickle_of_another_machine_is_refused():
