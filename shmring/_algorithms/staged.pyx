@@ -192,9 +192,9 @@ cdef void take_from_slots(Group *g, Call *c) noexcept nogil:
 
 # ---- going ahead ---------------------------------------------------------------------------------------------
 
-# True if this rank may complete the call before all others have entered it, see repeats_last. In other kinds of calls a
-# rank waits for all others in any case. On 2 CPUs, in turn: without this, broadcast, reduce, gather and scan of 8 B take
-# 4 to 5 times as long among 4 ranks, and 6 to 15 times among 8.
+# True if this rank may complete the call before all others have entered it, see repeats_last. In other kinds of calls
+# a rank waits for all others in any case. Measured in turn on 2 CPUs: without this, broadcast, reduce, gather and scan
+# of 8 B take 4 to 5 times as long among 4 ranks, and 6 to 15 times among 8.
 cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
     return (repeats_last(g, c)
             and (c.kind == BROADCAST or c.kind == SCATTER or is_scan(c)
