@@ -39,7 +39,7 @@ def take(x: Any, what: str) -> Buffer:
         return _from_dlpack(x, what)
     if not isinstance(x, (list, tuple)):
         raise TypeError(
-            f"{what} is a {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
+            f"{what} is of type {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
             "__array_interface__ or DLPack); the object calls, as broadcast_object, take any object"
         )
     raise TypeError(f"{what} is a {type(x).__name__}; pass an array, created first with a = np.asarray(...)")

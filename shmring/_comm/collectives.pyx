@@ -749,7 +749,8 @@ cdef class Collectives:
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
             dtype = state.DTYPES[c.dtype]
             known = filter(functools.partial(state.supported, dtype), state.OPS)
-            raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}")
+            remedy = "; convert it to floats, or divide the sum" if c.op == SR_AVG else ""
+            raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}{remedy}")
         if c.op == SR_AVG and (c.kind == SCAN or c.kind == EXSCAN):
             raise ValueError("op avg has no meaning for a scan; scan the sum and divide")
         if c.kind == ALL_REDUCE:

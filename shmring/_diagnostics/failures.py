@@ -20,7 +20,7 @@ from .describe import describe_call
 if TYPE_CHECKING:
     from .._engine.engine import Engine
 
-CLOSED_IT = "closed the communicator, or returned, while others still called it: it made fewer calls"
+CLOSED_IT = "it returned, or closed the communicator, without making this call"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="

@@ -31,6 +31,7 @@ cdef class Engine(State):
     cdef void release_trace(self) noexcept
     cdef int drive(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
+    cdef int publish_refusal(self, int kind) except -1
     cdef int complete(self, Call *c) except -1
     cdef int raise_for_status(self, Call *c, int status) except -1
     cdef int give_up_for(self, Call *c, int status) except -1

@@ -537,8 +537,18 @@ cdef class Engine(State):
     cdef int refuse(self, int kind) except -1:
         """Publish that this rank refused a call because of a wrong argument, so that other ranks do not wait for it.
 
-        If the current exception is a lack of memory, the communicator ends instead.
+        If the current exception is a lack of memory, the communicator ends instead. If it has ended already, nothing is
+        raised here: the caller's exception says what was wrong in this rank's call.
         """
+        try:
+            self.publish_refusal(kind)
+        except Closed:
+            raise
+        except Error:
+            pass
+        return 0
+
+    cdef int publish_refusal(self, int kind) except -1:
         error = sys.exc_info()[1]
         if isinstance(error, MemoryError) and not isinstance(error, Error):
             return self.end_by(error)

@@ -101,6 +101,8 @@ def spawn(
         raise TypeError(f"fn is {fn!r}; it must be callable as fn(comm, *args, **kwargs)")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"the timeout is {timeout!r}; it must be more than 0 seconds, or None")
+    if isinstance(args, str) or not isinstance(args, Iterable):
+        raise TypeError(f"args is {args!r}; give a list of the arguments after comm: args=[{args!r}]")
     call: _Call = (fn, tuple(args), dict(kwargs or {}))
     method = _checked_method(method) or _default_method(fn)
     payload = b"" if method == "fork" else _pickle_call(call)
@@ -250,6 +252,8 @@ def _failure_of(error: BaseException, rank: int) -> _Failure:
     failure = _Failure(words, _tier(error, rank), traceback=_stack_text(error))
     if isinstance(error, (SystemExit, KeyboardInterrupt)):  # in the launcher these would end it
         failure.ended = True
+        if isinstance(error, SystemExit):
+            failure.words += " before it returned a result"
         return failure
     with contextlib.suppress(Exception):
         pickled = _pickle_value(error)
@@ -566,6 +570,8 @@ class _Launch:
         rank.settled = True
         assert rank.process.exitcode is not None
         words = describe_exit(rank.process.exitcode)
+        if rank.process.exitcode == 0:
+            words += " before it returned a result"
         if rank.process.exitcode == 1 and not rank.inbox.begun:
             words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
         self.failures[rank.rank] = _Failure(words, ended=True)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from combinations import each_value
+from ranks import until_there
 
 import shmring
 
@@ -224,3 +225,22 @@ def mismatch_then_anything(comm):
 
 def test_a_mismatch_is_final_but_closing_works(world_of):
     world_of(2)(mismatch_then_anything)
+
+
+def give_a_list(comm, path):
+    """The same mistake on both ranks; rank 0 makes it after rank 1 has raised and left."""
+    if comm.rank == 0:
+        until_there(path)
+    try:
+        comm.all_reduce([1, 2])
+    except TypeError:
+        if comm.rank == 1:
+            comm.abort("a mistake")
+            path.touch()
+        raise
+
+
+def test_a_mistake_that_all_make_is_the_same_error_on_all(world_of, tmp_path):
+    for error in world_of(2).outcomes(give_a_list, tmp_path / "left"):
+        assert isinstance(error, TypeError)
+        assert "np.asarray" in str(error)

@@ -352,8 +352,8 @@ def test_results_that_cannot_travel_are_named():
         ("SIGKILL", "killed by SIGKILL"),
         ("SIGSEGV", "killed by SIGSEGV"),
         ("_exit", "exit status 3"),
-        ("_exit 0", "exit status 0"),
-        ("sys.exit", "SystemExit: 7"),
+        ("_exit 0", "exit status 0 before it returned a result"),
+        ("sys.exit", "SystemExit: 7 before it returned a result"),
         ("interrupt", "KeyboardInterrupt"),
     ],
 )
@@ -585,3 +585,9 @@ def test_ranks_share_the_threads_of_numerical_libraries(monkeypatch, method):
     assert "OMP_NUM_THREADS" not in os.environ
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert shmring.spawn(threads_of, 2, method=method) == ["7"] * 2
+
+
+@pytest.mark.parametrize("args", [5, "ab"])
+def test_args_that_are_no_list_are_refused(args):
+    with pytest.raises(TypeError, match=f"args is {args!r}; give a list"):
+        shmring.spawn(print, 1, args=args)
