@@ -14,8 +14,6 @@ import tomllib
 from glob import glob
 from pathlib import PurePath
 
-import numpy
-from Cython.Build import cythonize
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
@@ -31,18 +29,22 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
     "-fvisibility=hidden",
 ]
-# -O3 for modules that copy, fold and wait, or that are most of a call; -Og for modules that run rarely,
-# in a third of the time. The others have -O1, in half of it: they mostly call functions of Python.
+# -O3 for modules that copy, fold and wait, and for those that are most of a call, but without the passes that
+# take a sixth of the latter's time to compile and make no call faster; -Og for modules that run rarely, in a
+# third of the time. The others have -O1, in half of it: they mostly call functions of Python.
 HOT = [
     "shmring/_algorithms/*.pyx",
+    "shmring/_core/trace.pyx",
+    "shmring/_engine/wait.pyx",
+    "shmring/_internode/[dr]*.pyx",
+    "shmring/_p2p/matching.pyx",
+]
+CALLED = [
     "shmring/_comm/collectives.pyx",
     "shmring/_comm/endpoint.pyx",
     "shmring/_comm/objects.pyx",
     "shmring/_comm/point_to_point.pyx",
-    "shmring/_core/trace.pyx",
-    "shmring/_engine/wait.pyx",
-    "shmring/_internode/*.pyx",
-    "shmring/_p2p/*.pyx",
+    "shmring/_p2p/ring_ends.pyx",
     "shmring/mpi4py/calls.pyx",
 ]
 RARE = [
@@ -131,25 +133,26 @@ def long_description() -> str:
     return re.sub("(?<!!)" + relative, rf"[\1]({source}/blob/HEAD/\2)", text)
 
 
-def optimization(sources: tuple[str, ...]) -> str:
-    for option, patterns in {"-O3": HOT, "-Og": RARE}.items():
+def optimization(sources: tuple[str, ...]) -> list[str]:
+    fewer = ["-O3", "-fno-gcse", "-fno-tree-vectorize", "-fno-tree-vrp"]
+    for options, patterns in (["-O3"], HOT), (fewer, CALLED), (["-Og"], RARE):
         if any(PurePath(path).match(pattern) for path in sources for pattern in patterns):
-            return option
-    return "-O1"
+            return options
+    return ["-O1"]
 
 
 def extension(name: str, *sources: str) -> Extension:
     return Extension(
         name,
         list(sources),
-        include_dirs=["src", numpy.get_include()],
+        include_dirs=["src"],
         define_macros=MACROS,
         depends=[*HEADERS, "src/kernels/kernels.c", "src/channel.c", "src/conn.c"],
         extra_compile_args=[
             *COMPILE_ARGS,
             "-include",
             "fold_frames.h",
-            optimization(sources),
+            *optimization(sources),
             "-w",  # .ci/find_warnings.py looks for warnings
             *(sanitizer_args() or ["-g0"]),
         ],
@@ -188,6 +191,10 @@ class BuildExtensions(build_ext):
         if sys.platform != "linux":
             raise SystemExit(f"shmring runs on Linux only (memfd, futexes); this is {sys.platform}")
         self.run_command("build_clib")
+        # Only here: pip runs this file three times, to build once.
+        import numpy
+        from Cython.Build import cythonize
+
         gc.set_threshold(200_000, 50, 100)  # Cython makes many objects and few cycles
         # Into build/, so that no generated C is beside the sources or in the sdist.
         translated = cythonize(
@@ -200,6 +207,7 @@ class BuildExtensions(build_ext):
         sources = {extension.name: extension.sources for extension in translated}
         for ext in self.extensions:
             ext.sources = sources[ext.name]
+            ext.include_dirs.append(numpy.get_include())
         super().run()
 
 
