@@ -195,7 +195,9 @@ class BuildExtensions(build_ext):
         import numpy
         from Cython.Build import cythonize
 
-        gc.set_threshold(200_000, 50, 100)  # Cython makes many objects and few cycles
+        # Cython makes many objects and few cycles. To look for cycles takes a third of its time, most of it
+        # when the interpreter ends, which does not look at frozen objects.
+        gc.disable()
         # Into build/, so that no generated C is beside the sources or in the sdist.
         translated = cythonize(
             self.extensions,
@@ -204,6 +206,8 @@ class BuildExtensions(build_ext):
             shared_utility_qualified_name=SHARED,
             shared_utility_features_disabled=["MemoryView"],  # no module has a typed memoryview
         )
+        gc.freeze()
+        gc.enable()
         sources = {extension.name: extension.sources for extension in translated}
         for ext in self.extensions:
             ext.sources = sources[ext.name]
