@@ -59,10 +59,8 @@ class Head(ctypes.Structure):
         ("references", ctypes.c_uint32),
         ("next_use", ctypes.c_uint32),  # the number of the next pickle
         ("is_kept", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
-        (
-            "slots",
-            ctypes.c_uint16 * _NSLOTS,
-        ),  # of pickles: 0 for none, or number of the use, and _SENT or _LOADED
+        # Of pickles: 0 for none, or the number of the use, and _SENT or _LOADED.
+        ("slots", ctypes.c_uint16 * _NSLOTS),
     )
 
 
@@ -87,10 +85,8 @@ class Block:
 
     def __init__(self, fd: int, nbytes: int, is_writable: bool, for_receivers: bool, maker: int = 0) -> None:
         self.fd, self.nbytes = fd, nbytes
-        self.is_writable, self.for_receivers = (
-            is_writable,
-            for_receivers,
-        )  # may this process write, and others
+        self.is_writable = is_writable  # by this process
+        self.for_receivers = for_receivers  # True if they may write
         self.maker = maker  # the process that made it, which alone uses it again
         self.of_head = segments.Mapping(fd, _HEAD_NBYTES)
         self.head = Head.from_address(self.of_head.address)
