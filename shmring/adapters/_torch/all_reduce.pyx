@@ -7,6 +7,8 @@ cdef object options_class = None   # torch's AllreduceOptions ...
 cdef object read_op = None, read_async = None   # ... and functions that read its fields
 cdef dict profiler_state = None
 cdef tuple op_names = ()   # by ReduceOp's hash, which is its number
+cdef enum:
+    AVG = 1
 
 
 def prepare(options, dict profiler, tuple ops, memory):
@@ -22,7 +24,7 @@ def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=No
     if (type(opts) is options_class and type(tensors) is list and len(<list> tensors) == 1 and timeout is None
             and tensor is None and op is None and not profiler_state["_is_profiler_enabled"]):
         number = hash(read_op(opts))
-        if number < len(op_names):
+        if number < len(op_names) and (number != AVG or (<list> tensors)[0].dtype.is_floating_point):
             memory = memory_of((<list> tensors)[0])
             if memory is not None:
                 name = op_names[number]

@@ -50,7 +50,9 @@ from .work import (
 # Indexed by ReduceOp's hash, which is its number. Reading its other attributes takes longer than a tiny
 # all-reduce.
 _OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
-_SUM, _PREMUL_SUM = 0, len(_OPS)
+_SUM, _AVG, _PREMUL_SUM = 0, _OPS.index("avg"), len(_OPS)
+# torch divides no other integers.
+_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 # By number, torch's functions for several tensors of one rank; an average of them is not defined.
 _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
     _OPS.index(name): fold
@@ -160,7 +162,15 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         if tensor.is_sparse:
             return self._add_sparse(tensor, opts)
         memory = taken.changed(tensor) if number < _PREMUL_SUM else _multiplied(taken, tensor, opts.reduceOp)
+        if self._is_whole_average(number, [tensor]):
+            taken.divide([tensor], self.comm.size)
+            # A call of another kind than a sum, so that ranks which ask for a sum raise Mismatch.
+            return self._call(opts, taken, [tensor], "all_reduce_many", [memory], "sum")
         return self._call(opts, taken, [tensor], "all_reduce", memory, _op(number))
+
+    def _is_whole_average(self, number: int, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether a call averages integers: it adds them and divides the sums, rounded toward zero."""
+        return number == _AVG and bool(tensors) and all(tensor.dtype in _INTEGERS for tensor in tensors)
 
     def _add_sparse(self, tensor: Any, opts: Any) -> _Pending:
         if hash(opts.reduceOp) != _SUM:
@@ -180,6 +190,9 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             memories = [_multiplied(taken, tensor, opts.reduceOp) for tensor in tensors]
         else:
             memories = [taken.changed(tensor) for tensor in tensors]
+        if self._is_whole_average(number, tensors):
+            taken.divide(tensors, self.comm.size)
+            number = _SUM
         return self._call(opts, taken, list(tensors), "all_reduce_many", memories, _op(number))
 
     @_refusing("reduce", "reduce")
@@ -190,6 +203,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
             memory = _multiplied(taken if is_root else Taken(), tensor, opts.reduceOp)
         else:
             memory = taken.changed(tensor) if is_root else taken.given(tensor)
+        if self._is_whole_average(number, [tensor]):
+            if is_root:
+                taken.divide([tensor], self.comm.size)
+            number = _SUM
         return self._call(opts, taken, [tensor], "reduce", memory, _op(number), opts.rootRank)
 
     @_refusing("reduce_scatter", "reduce_scatter")
@@ -223,6 +240,9 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
                 whole = torch.cat([tensor.reshape(-1) for tensor in inputs])
                 memory = stage_memory((whole * _factor(opts.reduceOp)).to(whole.dtype))
         out = taken.changed(output)
+        if self._is_whole_average(number, [output, *inputs]):
+            taken.divide([output], self.comm.size)
+            number = _SUM
         return self._call(opts, taken, [output], "reduce_scatter", memory, _op(number), out=out)
 
     # -- moving --

@@ -40,10 +40,12 @@ def plain_torch() -> Iterator[None]:
 
 
 class Taken:
-    """The memories of one call's tensors, and the copies back to staged tensors."""
+    """The memories of one call's tensors, and what is left to do to the results when it is complete."""
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._sums: list[torch.Tensor] = []
+        self._divisor = 1
 
     def given(self, tensor: torch.Tensor) -> Memory:
         """Return memory of a tensor that is only read."""
@@ -66,6 +68,11 @@ class Taken:
         """Register a copy from stage to tensor, made when the call is complete."""
         self._copies.append((tensor, stage))
 
+    def divide(self, sums: Sequence[torch.Tensor], divisor: int) -> None:
+        """Register a division of tensors of integers, rounded toward zero, made when the call is complete."""
+        self._sums.extend(sums)
+        self._divisor = divisor
+
     def joined(self, tensors: Sequence[torch.Tensor], *, given: bool) -> Memory:
         """Return one memory for tensors of one length and dtype: their own if adjacent, else a stage.
 
@@ -85,14 +92,17 @@ class Taken:
 
     @property
     def finish(self) -> Callable[[], None] | None:
-        """Return the function to call when the call is complete; None if there is nothing to copy."""
-        return self._copy_all_back if self._copies else None
+        """Return the function to call when the call is complete; None if there is nothing to do."""
+        return self._finish if self._copies or self._sums else None
 
-    def _copy_all_back(self) -> None:
+    def _finish(self) -> None:
         with plain_torch():
             for tensor, stage in self._copies:
                 tensor.copy_(stage)
+            for tensor in self._sums:
+                tensor.div_(self._divisor, rounding_mode="trunc")
         self._copies.clear()
+        self._sums.clear()
 
 
 def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, *, first: int = 0) -> None:

@@ -142,6 +142,58 @@ def test_other_reductions(ranks):
     ranks(reduce_rarely)
 
 
+def average_integers(comm):
+    n, rank, average = comm.size, comm.rank, dist.ReduceOp.AVG
+    with group_of(comm):
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+            for count in (1, 7, 3000):
+                given = (torch.arange(count) % 11 - 3 + 2 * rank).to(dtype)
+                all_given = [(torch.arange(count) % 11 - 3 + 2 * r).to(dtype) for r in range(n)]
+                # As Lightning has it with gloo. The sums wrap around, as all sums of integers do.
+                want = (sum(x.long() for x in all_given).to(dtype).double() / n).trunc().to(dtype)
+                x, strided, root, part = (
+                    given.clone(),
+                    torch.stack([given, given], 1)[:, 0],
+                    given.clone(),
+                    given[:1],
+                )
+                dist.all_reduce(x, average)
+                same(x, want)
+                dist.all_reduce(strided, average, async_op=True).wait()
+                same(strided, want)
+                dist.reduce(root, n - 1, average)
+                same(root, want if rank == n - 1 else given)
+                with dist._coalescing_manager(async_ops=True) as manager:
+                    for one in (x := given.clone(), strided := torch.stack([given, given], 1)[:, 0]):
+                        dist.all_reduce(one, average)
+                manager.wait()
+                same(x, want)
+                same(strided, want)
+                whole, mine = given.repeat(n), torch.empty_like(given)
+                dist.reduce_scatter_single(mine, whole, average)
+                same(mine, want)
+                dist.reduce_scatter(part, [given[:1]] * n, average)
+                same(part, want[:1])
+        with pytest.raises(TypeError, match="avg has no meaning for bool"):
+            dist.all_reduce(torch.ones(1, dtype=torch.bool), average)
+
+
+def test_averages_of_integers_are_rounded_toward_zero(ranks):
+    ranks(average_integers)
+
+
+def average_or_add(comm):
+    with group_of(comm):
+        x = torch.ones(3, dtype=torch.int64)
+        with pytest.raises(shmring.Mismatch):
+            dist.all_reduce(x, dist.ReduceOp.AVG if comm.rank else dist.ReduceOp.SUM)
+
+
+def test_ranks_that_average_integers_do_not_meet_those_that_add_them():
+    with Ranks(2) as ranks:
+        ranks.meet()(average_or_add)
+
+
 def add_sparse(comm):
     with group_of(comm):
         for asynchronous in (False, True):
