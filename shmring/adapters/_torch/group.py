@@ -72,6 +72,7 @@ _CPU = torch.device("cpu")
 _ALL_TO_ALL = c10d.AllToAllOptions()
 _ALLGATHER = c10d.AllgatherOptions()
 _ALLREDUCE_COALESCED = c10d.AllreduceCoalescedOptions()
+_GATHER = c10d.GatherOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _OF_PYTHON = vars(c10d)  # globals of the module that makes most calls from Python
 _UNSEEN = contextlib.nullcontext()
@@ -301,6 +302,17 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         check_alike(parts, tensor, "the list of outputs")
         out = taken.joined(parts, given=False)
         return self._call(opts, taken, list(parts), "gather", taken.given(tensor), opts.rootRank, out=out)
+
+    @_refusing("gather")
+    def gather_single(self, output: Any, input: Any, opts: Any = _GATHER) -> _Pending:
+        """Gather into one tensor of the root; the other ranks' output is not used. From torch 2.14 on."""
+        taken, root = Taken(), opts.rootRank
+        if root != self.comm.rank:
+            return self._call(opts, taken, [], "gather", taken.given(input), root)
+        out = taken.changed(output)
+        return self._call(opts, taken, [output], "gather", taken.given(input), root, out=out)
+
+    gather_into_tensor = gather_single
 
     @_refusing("scatter", "scatter")
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> _Pending:
@@ -567,7 +579,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return types.SimpleNamespace(_timeout=datetime.timedelta(seconds=self._timeout_s))
 
     use_pg_for_symm_mem_rendezvous = False
-    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_window = False
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: every call has a sequence number in any case."""

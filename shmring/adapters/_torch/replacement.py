@@ -152,7 +152,8 @@ for _name in (
     *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
     *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
     *("allgather", "all_gather_single", "_allgather_base", "allgather_coalesced"),
-    *("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "gather", "scatter"),
+    *("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "gather", "gather_single"),
+    *("gather_into_tensor", "scatter"),
     *("all_to_all_single", "alltoall_base", "alltoall", "send", "recv"),
 ):
     setattr(Replacement, _name, _or_by_gloo(_name))

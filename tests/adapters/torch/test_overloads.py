@@ -191,6 +191,16 @@ READ = {
     "options._timeout": lambda g: g._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
     "_has_hooks": lambda g: g._has_hooks(),
 }
+READ_SINCE_2_14 = {
+    "get_backend": lambda g: g.get_backend(torch.device("cpu")).size(),
+    "supports_window": lambda g: g.supports_window,
+    "new_window": lambda g: g.new_window(),
+    "_add_ephemeral_timeout": lambda g: g._add_ephemeral_timeout(LIMIT),
+    "_wait_for_pending_works": lambda g: g._wait_for_pending_works(),
+    "register_abort_hook": lambda g: g.register_abort_hook(1, print),
+}
+if hasattr(dist.ProcessGroup, "supports_window"):
+    READ |= READ_SINCE_2_14
 
 
 def answers(rank):
@@ -228,3 +238,20 @@ def test_every_form_is_answered_as_by_gloo(world_of, size):
             name: (ours[rank][name], want) for name, want in wanted[rank].items() if ours[rank][name] != want
         }
         assert not unlike, f"on rank {rank}: (ours, gloo's)"
+
+
+def gather_to_one(rank):
+    x = torch.arange(3.0) + rank
+    for asynchronous in (False, True):
+        out = torch.zeros(dist.get_world_size(), 3) if rank == 1 else None
+        work = dist.gather_single(x, out, dst=1, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+        if rank == 1:
+            assert out.tolist() == [[r, r + 1, r + 2] for r in range(dist.get_world_size())]
+    return rank
+
+
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch has gather_single from 2.14 on")
+def test_gather_single(world_of):
+    assert of_backend(world_of(3), "shmring", gather_to_one) == [0, 1, 2]
