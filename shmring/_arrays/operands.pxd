@@ -53,6 +53,10 @@ cdef class Memory:
 # fixed size.
 cdef object take(Operand *operand, object x, bint writable, str what, bint moves)
 cdef void release(Operand *operand) noexcept
+
+# Return what keeps the memory of x allocated, if x may be given other memory while it exists: torch's tensors may, by
+# `x.data = y`. None for others. A call that goes on in the background holds this beside x.
+cdef object storage_of(object x)
 cdef str dtype_name(const Operand *operand)   # NumPy's name for it, possibly cut short, if it is OPAQUE
 
 

@@ -222,7 +222,7 @@ cdef class _Exporter:
     cdef Export export_x      # NULL: the type does not exchange arrays in C
     cdef bint is_inherited    # such a type may change what its base exports
     cdef bint has_gradients
-    cdef object is_neg, is_conj   # methods, None if the type has none
+    cdef object is_neg, is_conj, untyped_storage   # methods, None if the type has none
 
 
 # The exporter of the most recent type: consecutive calls usually use arrays of one library.
@@ -243,6 +243,7 @@ cdef _Exporter new_exporter(object kind):
     exporter.is_inherited = "__dlpack_c_exchange_api__" not in kind.__dict__
     exporter.has_gradients = hasattr(kind, "requires_grad")
     exporter.is_neg, exporter.is_conj = getattr(kind, "is_neg", None), getattr(kind, "is_conj", None)
+    exporter.untyped_storage = getattr(kind, "untyped_storage", None)
     return exporter
 
 
@@ -301,6 +302,27 @@ cdef Memory exported_memory(_Exporter exporter, object x):
     memory.readonly = memory.exported.flags & DLPACK_READ_ONLY
     memory.owner = x
     return memory
+
+
+cdef object storage_of(object x):
+    cdef _Exporter exporter
+    cdef object storage = None
+    while type(x) is Memory:
+        x = (<Memory> x).owner
+    if x is None or cnp.PyArray_CheckExact(x):   # NumPy gives an array no other memory while others refer to it
+        return None
+    if type(x) is list:   # of tensors that lie side by side
+        storage = []
+        for one in x:
+            storage.append(storage_of(one))
+        return storage
+    exporter = exporter_of(type(x))
+    if exporter.untyped_storage is not None:
+        try:
+            storage = exporter.untyped_storage(x)
+        except Exception:   # a subclass without memory of its own
+            pass
+    return storage
 
 
 cdef inline bint is_complex(int dtype) noexcept:

@@ -14,7 +14,9 @@ from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
 from posix.unistd cimport close
 
-from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, item_count, release, take
+from .._arrays.operands cimport (
+    Operand, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
+)
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, DONE, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
@@ -660,10 +662,10 @@ cdef class Collectives:
             given, out = out, self.out_of(kind, x, number, out, like)
             kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, how)
             c.out_is_new = out is not given
+            work.kept = (x, out, kept, storage_of(x), storage_of(out))
         except Exception:
             self.engine.refuse(kind)
             raise
-        work.kept = (x, out, kept)
         work.answer = answer_of(c, self.own_rank, out)
         self.prepare_staging(c)
         self.engine.issue(work)
@@ -933,7 +935,7 @@ cdef class Plan:
         out = comm.out_of(kind, x, number, out, like)
         kept = comm.describe(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, how)
         self.blocks_version = comm.engine.blocks_version
-        self.pinned = (x, out, kept)
+        self.pinned = (x, out, kept, storage_of(x), storage_of(out))
         self.result = answer_of(&self.c, comm.own_rank, out)
         comm.prepare_staging(&self.c)
 

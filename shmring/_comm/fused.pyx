@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy, memset
 
-from .._arrays.operands cimport Operand, release, take
+from .._arrays.operands cimport Operand, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport ALL_REDUCE, ALL_REDUCE_MANY, Call, fingerprint_of, mixed
 from .._core.kernels cimport SR_DTYPES, SR_U8, SR_WIRE_NATIVE
@@ -192,6 +192,8 @@ cdef class FusedCollectives(VectorCollectives):
             for dtype in range(SR_DTYPES):   # detect all errors before anything is overwritten
                 if members.dtypes >> dtype & 1:
                     self.describe_reduction_of(&c, dtype, op, timeout, priority)
+            if async_op:
+                members.kept.append(storage_of([members.arrays, list(members.kept)]))
         except Exception:
             self.engine.refuse(ALL_REDUCE_MANY)
             raise

@@ -9,7 +9,7 @@ from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from .._arrays.operands cimport Operand, release, take
+from .._arrays.operands cimport Operand, release, storage_of, take
 from .._core.group cimport LATE, OPAQUE
 from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of
@@ -708,7 +708,7 @@ cdef class Messages(Endpoint):
             kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, context, "x")
             transfer.message.wants_receipt = wants_receipt
             transfer.message.taken = taken
-            transfer.kept = x, kept
+            transfer.kept = x, kept, storage_of(x)
             transfer.message.owner = <void *> transfer
             if not self.is_enlisted:
                 self.enlist()

@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memmove, memset
 
 from .._algorithms.direct cimport enter_nothing, step_nothing
 from .._algorithms.staged cimport shared_address
-from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, take
+from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
@@ -242,6 +242,8 @@ cdef class VectorCollectives(Collectives):
             c.root = 0 if root is None else self.root_number(root)
             parts = _Parts(self.nranks, self.nranks if is_split(&c) else 1)
             self.describe_given(&c, parts, x, out if has_result(&c, self.own_rank) else None, like)
+            if async_op:
+                parts.kept.append(storage_of(list(parts.kept)))
         except Exception:
             self.engine.refuse(kind)
             raise

@@ -120,7 +120,10 @@ def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, 
 
 def bytes_of(memory: Memory) -> np.ndarray[Any, Any]:
     """Return the memory as a NumPy array of bytes, for calls whose pieces differ in length."""
-    return Memory(memory.address, memory.nbytes, "uint8", owner=memory).__array__()
+    owners = memory.owner if isinstance(memory.owner, list) else [memory.owner]
+    # The tensor alone does not keep its memory: `tensor.data = other` frees it.
+    held = [memory, *(owner.untyped_storage() for owner in owners)]
+    return Memory(memory.address, memory.nbytes, "uint8", owner=held).__array__()
 
 
 def _behind(tensor: torch.Tensor) -> torch.Tensor:
