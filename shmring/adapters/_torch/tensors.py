@@ -120,7 +120,7 @@ def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, 
 
 def bytes_of(memory: Memory) -> np.ndarray[Any, Any]:
     """Return the memory as a NumPy array of bytes, for calls whose pieces differ in length."""
-    owners = memory.owner if isinstance(memory.owner, list) else [memory.owner]
+    owners: list[Any] = memory.owner if isinstance(memory.owner, list) else [memory.owner]
     # The tensor alone does not keep its memory: `tensor.data = other` frees it.
     held = [memory, *(owner.untyped_storage() for owner in owners)]
     return Memory(memory.address, memory.nbytes, "uint8", owner=held).__array__()
