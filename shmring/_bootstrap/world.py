@@ -37,6 +37,8 @@ class World:
     address : str, optional
         The address at which rank 0 listens for ranks of other hosts, as "host:port", "host" or "[::1]:port".
         Without it all ranks are on one host.
+    epoch : int
+        `Comm.epoch` of its communicator. `Comm.grow` sets it.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class World:
     key: bytes = field(repr=False, default=b"")
     nprocs: int = 0
     address: str | None = None
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) and not self.key:

@@ -13,6 +13,7 @@ from .._arrays.operands import Memory
 from .._arrays.shared_array import SharedArray
 from .._bootstrap.fd_passing import LocalSockets
 from .._bootstrap.host_map import Place
+from .._bootstrap.world import World
 from .._config.settings import Settings
 from .._engine.engine import Engine
 from .._engine.state import _Stats
@@ -42,7 +43,7 @@ class Comm(Messages):
     ) -> None: ...
     @property
     def epoch(self) -> int:
-        """Number of calls of `shrink` that led to this communicator."""
+        """Number of calls of `shrink` and `grow` that led to this communicator."""
 
     @property
     def parent_ranks(self) -> tuple[int, ...] | None:
@@ -211,6 +212,18 @@ class Comm(Messages):
     def shrink(self, *, timeout: float | None = None) -> Comm:
         """Collective over the surviving ranks: return a new communicator of them, in the order of their
         ranks.
+        """
+
+    def grow(
+        self,
+        count: SupportsIndex,
+        invite: Callable[[World], object],
+        *,
+        address: str | None = None,
+        timeout: float | None = None,
+    ) -> Comm:
+        """Collective: return a new communicator of these ranks and of `count` others, which join by
+        `shmring.init`.
         """
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Memory
 from .._core.group cimport (
-    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, SCATTER_V, SHARE, SPLIT,
+    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, GROW, SCATTER_V, SHARE, SPLIT,
 )
 from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
@@ -21,7 +21,7 @@ from .point_to_point cimport Messages
 
 from . import objects
 from .._diagnostics import failures
-from .._lifecycle import groups, shrink as shrinking
+from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
 from .._arrays import shared_array as shared
 from .._arrays.allocator import MOST_NBYTES, Arrays, filling, whole_pages
@@ -955,6 +955,79 @@ cdef class Comm(Messages):
             self.engine.leave_call()
         self.close()
         return left
+
+    def grow(self, count, invite, *, address=None, timeout=None):
+        """Collective: return a new communicator of these ranks and of `count` others, which join by `shmring.init`.
+
+        The ranks keep their numbers. The others get those from size on: each calls `shmring.init(world, rank)` with the
+        world that `invite` is given. This communicator is closed once all have met. If they do not meet, it stays as it
+        was: the ranks may go on with it, or grow it again. After a death, `shrink` it before.
+
+        Parameters
+        ----------
+        count : int
+            Number of new ranks, at least 1, the same on all ranks.
+        invite : callable
+            Rank 0 calls invite(world), which passes the `World` to the new ranks, for example by starting them. Whoever
+            has the world can join, so pass it to these only. It must not wait until they have joined. The other ranks do
+            not use it.
+        address : str, optional
+            "host:port" of rank 0's host, if new ranks are on other hosts. Only rank 0's is used. If this communicator has
+            several hosts, rank 0 listens for them in any case, at an address of its own if None.
+        timeout : float, optional
+            Seconds until all have joined; see `Comm`.
+
+        Returns
+        -------
+        Comm
+            Its `epoch` is one more, also on the new ranks. Its `wire` is this communicator's on these ranks.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong argument.
+        Timeout, RankFailed
+            Naming a new rank that does not come or that ends meanwhile. This communicator is still usable. RankFailed also
+            if one of these ranks ends: `shrink` goes on without it.
+        Exception
+            On rank 0, any exception of `invite`. The others raise `Error`.
+        Error
+            As every collective, and as `shmring.init`.
+
+        Examples
+        --------
+        ::
+
+            def invite(world):
+                subprocess.Popen([sys.executable, "worker.py"], stdin=subprocess.PIPE).communicate(pickle.dumps(world))
+
+            comm = comm.grow(1, invite)   # in worker.py: shmring.init(world, rank=world.nprocs - 1)
+        """
+        try:
+            number = growing.check_arguments(count, invite if self.own_rank == 0 else None, address, self.nranks)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(GROW)
+            raise
+        self.engine.check_idle()
+        if self.is_messaging:
+            raise RuntimeError("grow() while another thread is inside a call of this communicator")
+        larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
+        self.close()
+        return larger
+
+    def _grow(self, size_t count, invite, address, double timeout_s):
+        cdef Comm larger = None
+        self.engine.call_tiny(GROW, SR_SUM, count, NULL, 0, timeout_s)
+        wanted = growing.Wanted(count, invite, address, self.epoch + 1)
+        parts = growing.grow(self, self.engine, self.internode, self.settings, wanted, timeout_s)
+        try:
+            larger = Comm(*parts, epoch=self.epoch + 1)
+            larger.wire = self.wire
+            return larger
+        except BaseException:   # the other ranks have it and must not wait for this rank
+            leave_group(parts, larger)
+            raise
 
     # Abort if no rank has. Return a set with the rank that a Timeout names, else an empty set.
     cdef object lost(self):

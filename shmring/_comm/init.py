@@ -80,7 +80,7 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: 
     parts = None
     try:
         parts = join_and_begin(join_world, settings, timeout_s, key=world.key)
-        comm = Comm(*parts)
+        comm = Comm(*parts, epoch=world.epoch)
     except BaseException:
         if parts is not None:
             parts.abandon()

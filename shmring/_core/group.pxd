@@ -38,6 +38,7 @@ cdef enum Kind:
     ALL_GATHER_V, GATHER_V, SCATTER_V, ALL_TO_ALL_V   # names of vector calls, for their steps
     ALL_REDUCE_MANY                                   # name of a fused call, for its steps
     ELECTION                                          # precedes a call with a priority
+    GROW
     NKINDS, INVALID = 63
 
 

@@ -37,7 +37,7 @@ KIND_NAMES[:] = [
     b"all_reduce", b"reduce", b"reduce_scatter", b"scan", b"exscan",
     b"broadcast", b"scatter", b"gather", b"all_gather", b"all_to_all", b"barrier", b"empty", b"ping", b"agree",
     b"split", b"group", b"shared", b"all_gather_v", b"gather_v", b"scatter_v", b"all_to_all_v", b"all_reduce_many",
-    b"election",
+    b"election", b"grow",
 ]
 KINDS = tuple([(<bytes> KIND_NAMES[number]).decode() for number in range(<int> NKINDS)])
 RECORD_DTYPES = (*DTYPES, OPAQUE_DTYPE)

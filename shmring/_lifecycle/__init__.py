@@ -1,8 +1,9 @@
-"""Construction of communicators: from a world, from another communicator, or from the survivors of one.
+"""Construction of communicators: from a world, from another communicator, with more ranks or fewer, or
+from the survivors of one.
 
-_comm/init    groups        shrink -> membership     the survivors agree on the members
-      |          |             |
-      +----------+-------------+
+_comm/init   grow   groups   shrink -> membership     the survivors agree on the members
+      |        |       |        |
+      +--------+-------+--------+
                  |
               startup        share a segment, make an Engine, wait until all ranks have
                  |

@@ -1,0 +1,160 @@
+"""Make a new communicator of the ranks of one, and of new ranks.
+
+Rank 0 makes a world for all of them and passes it to the new ranks. All then join it as any world, so the new
+ranks need nothing but `init`. The communicator stays open until all have met: the ranks see a death in it at
+once, and go on with it if the new ranks do not come.
+"""
+
+from __future__ import annotations
+
+import operator
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
+
+from .._bootstrap.join import Joined, World, check_nprocs, join
+from .._config.settings import parse_address
+from .._system.deadline import Deadline
+from ..errors import Error, RankFailed, agreed
+from .startup import CommParts, join_and_begin
+
+if TYPE_CHECKING:
+    from .._bootstrap.framed_socket import Check
+    from .._comm.comm import Comm
+    from .._config.settings import Settings
+    from .._engine.engine import Engine
+    from .internode import InterNodeLinks
+
+_ABORT_S = 1.0  # the old communicator's connections show a death this much later than those of the new one
+
+
+class Wanted(NamedTuple):
+    """Arguments of `Comm.grow`, and the epoch of the new communicator."""
+
+    nranks: int
+    invite: Callable[[World], object]
+    address: str | None
+    epoch: int
+
+
+class _Meeting(NamedTuple):
+    """Rank 0's world, and its listener if it has one already."""
+
+    world: World
+    listener: socket.socket | None
+
+
+def check_arguments(
+    count: SupportsIndex, invite: Callable[[World], object] | None, address: str | None, size: int
+) -> int:
+    """Return the number of new ranks. invite: None on a rank that does not use it."""
+    try:
+        number = operator.index(count)
+    except TypeError:
+        raise TypeError(f"count is {count!r}; it must be a whole number of new ranks") from None
+    if number < 1:
+        raise ValueError(f"count is {number}; it must be at least 1: shrink() makes a smaller communicator")
+    check_nprocs(size + number)
+    if invite is not None and not callable(invite):
+        raise TypeError(f"invite is {invite!r:.60}; give a function that passes a World to the new ranks")
+    if address is not None:
+        parse_address("address", address)
+    return number
+
+
+def grow(
+    comm: Comm,
+    engine: Engine,
+    internode: InterNodeLinks | None,
+    settings: Settings,
+    wanted: Wanted,
+    timeout_s: float,
+) -> CommParts:
+    """Collective over the old ranks: return the parts of the new communicator.
+
+    If the ranks cannot meet, all raise. The old communicator is then usable unless one of its ranks ended.
+    """
+    deadline = Deadline(timeout_s)
+    key = engine.key() if internode is None else internode.key
+    meeting: _Meeting | None = None
+    answer: tuple[str, str | None] | str | None = None
+    error: Exception | None = None
+    parts = None
+    try:
+        if comm.rank == 0:
+            try:
+                meeting = _meeting(comm.size, key, internode, settings, wanted)
+                wanted.invite(meeting.world)
+                answer = meeting.world.id, meeting.world.address
+            except Exception as raised:
+                error, answer = agreed(raised), f"{type(raised).__name__}: {raised}"
+        # The key is not sent: all ranks have it.
+        answers = comm.all_gather_object(answer, timeout=deadline.timeout_s())
+        world = _world_of(answers[0], key, comm, wanted, error)
+        parts = _meet(comm, engine, settings, world, meeting, deadline)
+        return parts
+    except BaseException:
+        if parts is not None:
+            parts.abandon()
+        raise
+    finally:
+        if meeting is not None and meeting.listener is not None:
+            meeting.listener.close()
+
+
+def _meeting(
+    size: int, key: bytes, internode: InterNodeLinks | None, settings: Settings, wanted: Wanted
+) -> _Meeting:
+    listener, world_id, address = None, secrets.token_hex(16), wanted.address
+    if internode is not None and address is None:
+        listener, (world_id, address) = internode.listen(settings.ports)
+    return _Meeting(World(world_id, key, size + wanted.nranks, address, wanted.epoch), listener)
+
+
+def _world_of(answer: Any, key: bytes, comm: Comm, wanted: Wanted, error: Exception | None) -> World:
+    """Return the world that rank 0 has announced; raise on all ranks if it could not invite others."""
+    if error is not None:
+        raise error
+    if isinstance(answer, str):
+        raise Error(f"rank 0 could not invite the new ranks: {answer}", rank=0)
+    world_id, address = answer
+    return World(world_id, key, comm.size + wanted.nranks, address, wanted.epoch)
+
+
+def _meet(
+    comm: Comm,
+    engine: Engine,
+    settings: Settings,
+    world: World,
+    meeting: _Meeting | None,
+    deadline: Deadline,
+) -> CommParts:
+    def join_world() -> Joined:
+        return join(
+            world,
+            comm.rank,
+            timeout_s=deadline.timeout_s(),
+            node=settings.node,
+            check=engine.poll,
+            listener=None if meeting is None else meeting.listener,
+        )
+
+    try:
+        return join_and_begin(join_world, settings, engine.timeout_s, key=world.key, deadline=deadline)
+    except RankFailed as error:
+        if error.rank is not None and error.rank < comm.size:
+            _raise_as_old(engine.poll)
+        raise
+
+
+def _raise_as_old(check: Check) -> None:
+    """Raise the death of an old rank as the old communicator's error, so that all its ranks learn of it."""
+    deadline = Deadline(_ABORT_S)
+    while not deadline.is_over():
+        try:
+            check()
+        except Error as error:
+            raise error from None  # without context: it is the same failure
+        time.sleep(0.005)

@@ -1,0 +1,286 @@
+"""grow: new ranks join, or do not come, and ranks die meanwhile."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import Died, Ranks, free_port, interrupted, until_there
+
+import shmring
+
+SHORT_S, LONG_S = 1.0, 15.0
+SOON_S = 10  # far below LONG_S, on a machine that stalls at times
+
+
+def check_works(comm, ranks):
+    """Check calls of several kinds; ranks[r] is the value that rank r gives."""
+    x = np.full(50_000, ranks[comm.rank] + 1.0, "f4")
+    comm.all_reduce(x)
+    assert (x == sum(ranks) + len(ranks)).all()
+    assert comm.all_gather_object(ranks[comm.rank]) == list(ranks)
+    to, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    got = np.zeros(3)
+    if comm.size > 1:
+        comm.sendrecv(np.full(3, float(comm.rank)), to, got, source)
+        assert (got == source).all()
+    comm.barrier()
+
+
+def write_to(path):
+    """Return a function that passes a world to the new ranks by a file."""
+
+    def invite(world):
+        path.with_suffix(".new").write_bytes(pickle.dumps(world))
+        path.with_suffix(".new").rename(path)
+
+    return invite
+
+
+def come(_, path, number, node=None):
+    """A new rank, the number-th from 0 on: return its communicator."""
+    os.environ.pop("SHMRING_NODE", None)
+    if node is not None:
+        os.environ["SHMRING_NODE"] = f"node {node}"
+    until_there(path)
+    world = pickle.loads(path.read_bytes())
+    comm = shmring.init(world, world.nprocs - 1 - number, timeout=LONG_S)
+    path.with_name(f"{path.name}.{number}.came").touch()
+    return comm
+
+
+def fields_of(comm):
+    check_works(comm, tuple(range(comm.size)))
+    with comm:
+        return comm.rank, comm.size, comm.epoch, comm.num_nodes
+
+
+def come_and_work(_, path, number, node=None):
+    return fields_of(come(None, path, number, node))
+
+
+def grow_and_work(comm, path, count, address=None):
+    old, arrays = comm, (comm.full(1000, 1.0), np.ones(1000))
+    for array in arrays:
+        comm.all_reduce(array)
+    comm = comm.grow(count, write_to(path), address=address)
+    with pytest.raises(shmring.Closed):
+        old.barrier()
+    assert all((array == old.size).all() for array in arrays)
+    return fields_of(comm)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_new_ranks_come_to_a_host(tmp_path, size, count):
+    with Ranks(size) as ranks, Ranks(count) as new:
+        ranks.meet()
+        new._order(lambda number: ("call", come_and_work, (tmp_path / "world", number)))
+        found = ranks(grow_and_work, tmp_path / "world", count)
+        came = new.answers()
+    total = size + count
+    assert found == [(rank, total, 1, 1) for rank in range(size)]
+    assert came == [(total - 1 - number, total, 1, 1) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node", "has_address"),
+    [(None, None, True), (None, 1, True), ([0, 1], 0, False), ([0, 1], 2, False), ([0, 1], 1, True)],
+)
+def test_new_ranks_come_over_hosts(tmp_path, nodes, node, has_address):
+    address = f"127.0.0.1:{free_port()}" if has_address else None
+    with Ranks(2, nodes=nodes) as ranks, Ranks(1) as new:
+        if nodes is None:
+            ranks.meet(SHMRING_NODE="node 0")
+        else:
+            ranks.meet()
+        new.begin(come_and_work, tmp_path / "world", 0, 0 if node is None else node)
+        found = ranks(grow_and_work, tmp_path / "world", 1, address)
+        came = new.answers()
+    hosts = len({*(nodes or [0]), node or 0})
+    assert found == [(0, 3, 1, hosts), (1, 3, 1, hosts)]
+    assert came == [(2, 3, 1, hosts)]
+
+
+def replace_the_dead(comm, path):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(shmring.RankFailed):
+        comm.barrier()
+    comm = comm.shrink().grow(1, write_to(path))
+    return fields_of(comm)
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 1, 1]], ids=str)
+def test_a_dead_rank_is_replaced(tmp_path, nodes):
+    with Ranks(3, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_and_work, tmp_path / "world", 0, 1 if nodes else None)
+        found = ranks.outcomes(replace_the_dead, tmp_path / "world")
+        came = new.answers()
+    hosts = 2 if nodes else 1
+    assert (found[0], found[2]) == ((0, 3, 2, hosts), (1, 3, 2, hosts))
+    assert came == [(2, 3, 2, hosts)]
+
+
+def grow_in_vain(comm, path):
+    """Grow for ranks of which one does not come; go on with the old communicator, and grow again."""
+    begin = time.monotonic()
+    with pytest.raises(shmring.Timeout) as caught:
+        comm.grow(2, write_to(path.with_name("first")), timeout=SHORT_S)
+    assert SHORT_S <= time.monotonic() - begin < SOON_S
+    check_works(comm, tuple(range(comm.size)))
+    return caught.value.rank, fields_of(comm.grow(1, write_to(path)))
+
+
+def come_twice(_, path):
+    with pytest.raises(shmring.Timeout) as caught:
+        come(None, path.with_name("first"), 0)
+    return caught.value.rank, come_and_work(None, path, 0)
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 0, 1]], ids=str)
+def test_a_rank_that_does_not_come_is_named(tmp_path, nodes):
+    with Ranks(3, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_twice if nodes is None else come_twice_elsewhere, tmp_path / "world")
+        found = ranks(grow_in_vain, tmp_path / "world")
+        came = new.answers()
+    hosts = 1 if nodes is None else 2
+    assert found == [(3, (rank, 4, 1, hosts)) for rank in range(3)]
+    assert came == [(3, (3, 4, 1, hosts))]
+
+
+def come_twice_elsewhere(_, path):
+    with pytest.raises(shmring.Timeout) as caught:
+        come(None, path.with_name("first"), 0, 1)
+    return caught.value.rank, come_and_work(None, path, 0, 1)
+
+
+def cannot_invite(comm, path):
+    def refuse(world):
+        raise KeyError("no room")
+
+    with pytest.raises(KeyError if comm.rank == 0 else shmring.Error, match="no room"):
+        comm.grow(1, refuse)
+    for wrong, kind in ((0, ValueError), ("many", TypeError), (1 << 20, ValueError)):
+        with pytest.raises(kind):
+            comm.grow(wrong, refuse)
+    check_works(comm, tuple(range(comm.size)))
+    return fields_of(comm.grow(1, write_to(path)))
+
+
+def test_an_invitation_that_fails_harms_nothing(tmp_path):
+    with Ranks(2) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_and_work, tmp_path / "world", 0)
+        assert ranks(cannot_invite, tmp_path / "world") == [(0, 3, 1, 1), (1, 3, 1, 1)]
+        assert new.answers() == [(2, 3, 1, 1)]
+
+
+def disagree(comm):
+    comm.grow(1 + comm.rank, lambda world: None)
+
+
+def test_ranks_that_want_different_numbers_do_not_match():
+    with Ranks(2) as ranks:
+        outcomes = ranks.meet().outcomes(disagree)
+    assert [type(outcome) for outcome in outcomes] == [shmring.Mismatch] * 2
+    assert "grow" in str(outcomes[0])
+
+
+def grow_beside_a_death(comm, path):
+    """Rank 1 dies while the others wait for a new rank, which never comes."""
+    begin = time.monotonic()
+    if comm.rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    with pytest.raises(shmring.RankFailed) as caught:
+        comm.grow(1, write_to(path), timeout=LONG_S)
+    assert time.monotonic() - begin < SOON_S
+    with comm.shrink() as left:
+        check_works(left, left.parent_ranks)
+        return caught.value.rank, left.parent_ranks
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 0, 1], [0, 1, 1]], ids=str)
+def test_a_death_meanwhile_is_no_timeout(tmp_path, nodes):
+    with Ranks(3, nodes=nodes) as ranks:
+        outcomes = ranks.meet().outcomes(grow_beside_a_death, tmp_path / "world")
+    assert isinstance(outcomes[1], Died)
+    assert [outcomes[0], outcomes[2]] == [(1, (0, 2))] * 2
+
+
+def grow_for_a_victim(comm, path):
+    begin = time.monotonic()
+    with pytest.raises(shmring.Error) as caught:
+        comm.grow(2, write_to(path), timeout=5.0)
+    assert time.monotonic() - begin < SOON_S
+    check_works(comm, tuple(range(comm.size)))
+    return caught.value.rank
+
+
+def die_while_joining(_, path):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    come(None, path, 0)
+
+
+def test_a_new_rank_that_dies_is_named_and_the_others_go_on(tmp_path):
+    with Ranks(2) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(die_while_joining, tmp_path / "world")
+        found = ranks(grow_for_a_victim, tmp_path / "world")
+        assert isinstance(new.answers()[0], Died)
+    assert found in ([3, 3], [2, 2])  # the dead one if its connection was seen, else the one that is late
+
+
+def interrupt(comm, path):
+    if comm.rank == 1:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(lambda: comm.grow(1, write_to(path), timeout=LONG_S), 0.3)
+        return shmring.Aborted
+    with pytest.raises(shmring.Error) as caught:
+        comm.grow(1, write_to(path), timeout=LONG_S)
+    return type(caught.value)
+
+
+def test_ctrl_c_on_one_rank_ends_the_wait_of_all(tmp_path):
+    begin = time.monotonic()
+    with Ranks(2) as ranks:
+        assert ranks.meet()(interrupt, tmp_path / "world") == [shmring.Aborted] * 2
+    assert time.monotonic() - begin < SOON_S
+
+
+def again_and_again(comm, folder, times, number=None):
+    """Grow by one rank and go back by shrink: rank 2 of the larger communicator leaves."""
+    counts = []
+    for turn in range(times):
+        comm = comm.grow(1, write_to(folder / str(turn)))
+        comm.all_reduce(np.ones(10_000))
+        until_there(folder / f"{turn}.0.came")
+        with pytest.raises(shmring.RankFailed):
+            comm.barrier()
+        comm = comm.shrink()
+        maps = Path("/proc/self/maps").read_text().count("memfd:shmring")
+        counts.append((len(os.listdir("/proc/self/fd")), maps, threading.active_count()))
+    comm.close()
+    return comm.epoch, counts
+
+
+def come_and_leave(_, folder, times):
+    for turn in range(times):
+        with come(None, folder / str(turn), 0) as comm:
+            comm.all_reduce(np.ones(10_000))
+
+
+def test_nothing_adds_up(tmp_path):
+    with Ranks(2) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_and_leave, tmp_path, 6)
+        for epoch, counts in ranks(again_and_again, tmp_path, 6):
+            assert epoch == 12
+            assert len(set(counts[2:])) == 1, counts
+        new.answers()
