@@ -2,7 +2,7 @@
 
 Rank 0 makes a world for all of them and passes it to the new ranks. All then join it as any world, so the new
 ranks need nothing but `init`. The communicator stays open until all have met: the ranks see a death in it at
-once, and go on with it if the new ranks do not come.
+once, agree in it that all have met, and go on with it if not.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .._engine.engine import Engine
     from .internode import InterNodeLinks
 
+_POLL_S = 0.005
 _ABORT_S = 1.0  # the old communicator's connections show a death this much later than those of the new one
 
 
@@ -93,8 +94,15 @@ def grow(
         # The key is not sent: all ranks have it.
         answers = comm.all_gather_object(answer, timeout=deadline.timeout_s())
         world = _world_of(answers[0], key, comm, wanted, error)
-        parts = _meet(comm, engine, settings, world, meeting, deadline)
-        return parts
+        try:
+            parts = _meet(comm, engine, settings, world, meeting, deadline)
+        except Exception as raised:
+            error = agreed(raised)
+        # A rank that has met must not go on if another has not, or their communicators would differ.
+        if comm.all_reduce(int(error is None), "min", timeout=timeout_s):
+            assert parts is not None
+            return parts
+        raise error or Error("another rank could not join the larger communicator; its error says why")
     except BaseException:
         if parts is not None:
             parts.abandon()
@@ -157,4 +165,4 @@ def _raise_as_old(check: Check) -> None:
             check()
         except Error as error:
             raise error from None  # without context: it is the same failure
-        time.sleep(0.005)
+        time.sleep(_POLL_S)

@@ -12,6 +12,7 @@ import pytest
 from ranks import Died, Ranks, free_port, interrupted, until_there
 
 import shmring
+from shmring._lifecycle import grow as growing
 
 SHORT_S, LONG_S = 1.0, 15.0
 SOON_S = 10  # far below LONG_S, on a machine that stalls at times
@@ -137,28 +138,22 @@ def grow_in_vain(comm, path):
     return caught.value.rank, fields_of(comm.grow(1, write_to(path)))
 
 
-def come_twice(_, path):
+def come_twice(_, path, node):
     with pytest.raises(shmring.Timeout) as caught:
-        come(None, path.with_name("first"), 0)
-    return caught.value.rank, come_and_work(None, path, 0)
+        come(None, path.with_name("first"), 0, node)
+    return caught.value.rank, come_and_work(None, path, 0, node)
 
 
 @pytest.mark.parametrize("nodes", [None, [0, 0, 1]], ids=str)
 def test_a_rank_that_does_not_come_is_named(tmp_path, nodes):
     with Ranks(3, nodes=nodes) as ranks, Ranks(1) as new:
         ranks.meet()
-        new.begin(come_twice if nodes is None else come_twice_elsewhere, tmp_path / "world")
+        new.begin(come_twice, tmp_path / "world", 1 if nodes else None)
         found = ranks(grow_in_vain, tmp_path / "world")
         came = new.answers()
     hosts = 1 if nodes is None else 2
     assert found == [(3, (rank, 4, 1, hosts)) for rank in range(3)]
     assert came == [(3, (3, 4, 1, hosts))]
-
-
-def come_twice_elsewhere(_, path):
-    with pytest.raises(shmring.Timeout) as caught:
-        come(None, path.with_name("first"), 0, 1)
-    return caught.value.rank, come_and_work(None, path, 0, 1)
 
 
 def cannot_invite(comm, path):
@@ -235,6 +230,45 @@ def test_a_new_rank_that_dies_is_named_and_the_others_go_on(tmp_path):
         found = ranks(grow_for_a_victim, tmp_path / "world")
         assert isinstance(new.answers()[0], Died)
     assert found in ([3, 3], [2, 2])  # the dead one if its connection was seen, else the one that is late
+
+
+def fail_at_the_end(comm, path, victim):
+    """One rank has no memory for its communicator after all have met; none goes on with the larger one."""
+    if comm.rank == victim:
+        begin = growing.join_and_begin
+
+        def join_in_vain(*arguments, **keywords):
+            begin(*arguments, **keywords).abandon()
+            raise MemoryError("no room")
+
+        growing.join_and_begin = join_in_vain
+    with pytest.raises(MemoryError if comm.rank == victim else shmring.Error):
+        comm.grow(1, write_to(path))
+    if comm.rank == victim:
+        growing.join_and_begin = begin
+    check_works(comm, tuple(range(comm.size)))
+    return fields_of(comm.grow(1, write_to(path.with_name("second"))))
+
+
+def come_in_vain(_, path, node):
+    comm = come(None, path, 0, node)
+    with pytest.raises(shmring.RankFailed):
+        comm.barrier()
+    comm.close()
+    return come_and_work(None, path.with_name("second"), 0, node)
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 0, 1]], ids=str)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_all_ranks_go_on_with_the_larger_communicator_or_none(tmp_path, nodes, victim):
+    with Ranks(3, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_in_vain, tmp_path / "world", 1 if nodes else None)
+        found = ranks(fail_at_the_end, tmp_path / "world", victim)
+        came = new.answers()
+    hosts = 1 if nodes is None else 2
+    assert found == [(rank, 4, 1, hosts) for rank in range(3)]
+    assert came == [(3, 4, 1, hosts)]
 
 
 def interrupt(comm, path):
