@@ -1,14 +1,17 @@
 """Training that survives its ranks: when a rank is killed, the others go on from the last step.
 
-    shmrun --keep-going -n 4 examples/elastic_training.py --kill 2@150 --kill 0@400
+    shmrun --keep-going -n 4 examples/elastic_training.py --kill 2@150 --kill 0@400 --replace
 
 Kill ranks by hand, too: `kill -9 PID`. Every batch is shared out among the ranks that are left, so the
 weights are the same as without a death. `Training.survive` does all that is needed: it shrinks the
-communicator, agrees on the last step, and takes the weights from a rank that has completed it.
+communicator, agrees on the last step, and takes the weights from a rank that has completed it. With --replace
+it first starts a new rank for each one that is gone, and takes it in.
 """
 
 import os
+import pickle
 import signal
+import subprocess
 import sys
 from argparse import ArgumentTypeError
 
@@ -54,25 +57,42 @@ class Training:
         self.step += 1
 
     def survive(self, comm):
-        """Return the communicator of the ranks that are left, with the same weights after the same step on
-        all of them."""
+        """Return the communicator of the ranks that are left, and of new ones if they are to be replaced,
+        with the same weights after the same step on all of them."""
+        wanted = comm.size
         while True:
             comm = comm.shrink()
             try:
-                # Some ranks may have completed a step that others have not. A rank that is ahead has the
-                # weights that they need.
-                steps = comm.all_gather(np.array([self.step]))
-                ahead = int(steps.argmax())
-                state = comm.broadcast_object(self.state, root=ahead)
-                comm.barrier()
+                if self.args.replace and comm.size < wanted:
+                    comm = comm.grow(wanted - comm.size, start_rank)
+                self.agree(comm)
             except shmring.RankFailed:  # another rank was killed meanwhile
                 continue
-            self.state, self.step = state, int(steps[ahead, 0])
             return comm
+
+    def agree(self, comm):
+        """Take the weights of a rank that is ahead. A new rank has made no step, and others may differ by
+        one."""
+        steps = comm.all_gather(np.array([self.step]))
+        ahead = int(steps.argmax())
+        state = comm.broadcast_object(self.state, root=ahead)
+        comm.barrier()
+        self.state, self.step = state, int(steps[ahead, 0])
 
     def loss(self):
         _, probabilities = forward(self.state[0], self.images, self.args.hidden)
         return -np.log(probabilities[np.arange(len(self.labels)), self.labels]).mean()
+
+
+def start_rank(world, rank):
+    """Start a process for a new rank, with the world that it joins. Rank 0 calls this."""
+    started = subprocess.Popen([sys.executable, *sys.argv, "--join"], stdin=subprocess.PIPE)
+    children.append(started)
+    with started.stdin as pipe:
+        pickle.dump((world, rank), pipe)
+
+
+children = []
 
 
 def train(training, comm):
@@ -125,17 +145,32 @@ def parse_arguments():
         metavar="RANK@STEP",
         help="rank RANK kills itself before step STEP; may be given more than once",
     )
+    parser.add_argument("--replace", action="store_true", help="start a new rank for each one that is gone")
+    parser.add_argument("--join", action="store_true", help="be such a new rank; the world comes from stdin")
     return parser.parse_args()
+
+
+def join(training):
+    """Join as a new rank; return the communicator."""
+    comm = shmring.init(*pickle.load(sys.stdin.buffer))
+    training.step, training.args.kill = -1, []  # the ranks to kill are those of the first communicator
+    try:
+        training.agree(comm)
+    except shmring.RankFailed:
+        comm = training.survive(comm)
+    return comm
 
 
 def main():
     args = parse_arguments()
     data, _ = load_data()
     training = Training(data, args)
-    with train(training, shmring.init()) as comm:
+    with train(training, join(training) if args.join else shmring.init()) as comm:
         is_first = comm.rank == 0
     if is_first and not passed(training, Training(data, args)):
         sys.exit("FAILED: see the lines above")
+    for child in children:
+        child.wait()
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ class Comm(Messages):
     def grow(
         self,
         count: SupportsIndex,
-        invite: Callable[[World], object],
+        invite: Callable[[World, int], object],
         *,
         address: str | None = None,
         timeout: float | None = None,

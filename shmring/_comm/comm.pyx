@@ -959,21 +959,21 @@ cdef class Comm(Messages):
     def grow(self, count, invite, *, address=None, timeout=None):
         """Collective: return a new communicator of these ranks and of `count` others, which join by `shmring.init`.
 
-        The ranks keep their numbers. The others get those from size on: each calls `shmring.init(world, rank)` with the
-        world that `invite` is given. This communicator is closed once all have met. If they do not meet, it stays as it
-        was: the ranks may go on with it, or grow it again. After a death, `shrink` it before.
+        The ranks keep their numbers. Each new rank calls `shmring.init(world, rank)` with the two arguments that
+        `invite` gets. This communicator is closed once all have met. If they do not meet, all its ranks raise, and may go
+        on with it, or grow it again. After a death, `shrink` comes first.
 
         Parameters
         ----------
         count : int
             Number of new ranks, at least 1, the same on all ranks.
         invite : callable
-            Rank 0 calls invite(world), which passes the `World` to the new ranks, for example by starting them. Whoever
-            has the world can join, so pass it to these only. It must not wait until they have joined. The other ranks do
-            not use it.
+            Rank 0 calls invite(world, rank) once for each new rank, to pass a `World` and a number to it, for example
+            by starting it. Whoever has the world can join, so pass it to the new rank only. invite must not wait until
+            the new rank has joined. The other ranks do not use it.
         address : str, optional
-            "host:port" of rank 0's host, if new ranks are on other hosts. Only rank 0's is used. If this communicator has
-            several hosts, rank 0 listens for them in any case, at an address of its own if None.
+            "host:port" of rank 0's host, if new ranks are on other hosts. Only rank 0's is used. If this communicator
+            has several hosts, rank 0 listens for them in any case, at an address of its own if None.
         timeout : float, optional
             Seconds until all have joined; see `Comm`.
 
@@ -987,8 +987,8 @@ cdef class Comm(Messages):
         TypeError, ValueError
             For a wrong argument.
         Timeout, RankFailed
-            Naming a new rank that does not come or that ends meanwhile. This communicator is still usable. RankFailed also
-            if one of these ranks ends: `shrink` goes on without it.
+            Naming a new rank that does not come or that ends meanwhile. This communicator is still usable. RankFailed
+            also if one of these ranks ends: `shrink` goes on without it.
         Exception
             On rank 0, any exception of `invite`. The others raise `Error`.
         Error
@@ -998,10 +998,13 @@ cdef class Comm(Messages):
         --------
         ::
 
-            def invite(world):
-                subprocess.Popen([sys.executable, "worker.py"], stdin=subprocess.PIPE).communicate(pickle.dumps(world))
+            def start(world, rank):
+                worker = subprocess.Popen([sys.executable, "worker.py"], stdin=subprocess.PIPE)
+                pickle.dump((world, rank), worker.stdin)
+                worker.stdin.close()
 
-            comm = comm.grow(1, invite)   # in worker.py: shmring.init(world, rank=world.nprocs - 1)
+            comm = comm.grow(2, start)
+            # in worker.py: comm = shmring.init(*pickle.load(sys.stdin.buffer))
         """
         try:
             number = growing.check_arguments(count, invite if self.own_rank == 0 else None, address, self.nranks)

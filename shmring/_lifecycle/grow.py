@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
     """Arguments of `Comm.grow`, and the epoch of the new communicator."""
 
     nranks: int
-    invite: Callable[[World], object]
+    invite: Callable[[World, int], object]
     address: str | None
     epoch: int
 
@@ -48,7 +48,7 @@ class _Meeting(NamedTuple):
 
 
 def check_arguments(
-    count: SupportsIndex, invite: Callable[[World], object] | None, address: str | None, size: int
+    count: SupportsIndex, invite: Callable[[World, int], object] | None, address: str | None, size: int
 ) -> int:
     """Return the number of new ranks. invite: None on a rank that does not use it."""
     try:
@@ -59,7 +59,9 @@ def check_arguments(
         raise ValueError(f"count is {number}; it must be at least 1: shrink() makes a smaller communicator")
     check_nprocs(size + number)
     if invite is not None and not callable(invite):
-        raise TypeError(f"invite is {invite!r:.60}; give a function that passes a World to the new ranks")
+        raise TypeError(
+            f"invite is {invite!r:.60}; give a function that passes a World and a rank to a new rank"
+        )
     if address is not None:
         parse_address("address", address)
     return number
@@ -87,7 +89,8 @@ def grow(
         if comm.rank == 0:
             try:
                 meeting = _meeting(comm.size, key, internode, settings, wanted)
-                wanted.invite(meeting.world)
+                for rank in range(comm.size, meeting.world.nprocs):
+                    wanted.invite(meeting.world, rank)
                 answer = meeting.world.id, meeting.world.address
             except Exception as raised:
                 error, answer = agreed(raised), f"{type(raised).__name__}: {raised}"

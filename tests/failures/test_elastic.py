@@ -82,14 +82,16 @@ def test_all_ranks_failing_is_a_failure_with_the_first_ones_code(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_goes_on_as_if_nothing_had_happened():
+@pytest.mark.parametrize("replace", [False, True])
+def test_training_goes_on_as_if_nothing_had_happened(replace):
     pytest.importorskip("sklearn")
-    kills = ["--kill", "2@60", "--kill", "0@150", "--kill", "3@150"]
-    code, out, text = keep_going(str(EXAMPLE), "--steps", "220", "--hidden", "16", *kills)
+    options = ["--kill", "2@60", "--kill", "0@150", "--kill", "3@150", *["--replace"] * replace]
+    code, out, text = keep_going(str(EXAMPLE), "--steps", "220", "--hidden", "16", *options)
     assert code == 0, out + text
     assert re.search(r"1\| step 220: loss", out), out
     assert float(re.search(r"run of one rank: ([\d.e+-]+)", out)[1]) <= 1e-5
-    assert re.search(r"step \d+: rank 2 is gone, 3 go on", out), out
+    assert re.search(rf"step \d+: rank 2 is gone, {4 if replace else 3} go on", out), out
+    assert re.search(r"step 200: 4 rank", out) if replace else re.search(r"step 200: 1 rank", out), out
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
     assert losses[-1] < losses[0] / 4
     assert text.count("killed by SIGKILL") == 3

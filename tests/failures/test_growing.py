@@ -33,23 +33,24 @@ def check_works(comm, ranks):
 
 
 def write_to(path):
-    """Return a function that passes a world to the new ranks by a file."""
+    """Return a function that passes a world to each new rank by a file."""
 
-    def invite(world):
-        path.with_suffix(".new").write_bytes(pickle.dumps(world))
-        path.with_suffix(".new").rename(path)
+    def invite(world, rank):
+        new = path.with_name(f"{path.name}.{world.nprocs - 1 - rank}")
+        new.with_suffix(".new").write_bytes(pickle.dumps((world, rank)))
+        new.with_suffix(".new").rename(new)
 
     return invite
 
 
 def come(_, path, number, node=None):
-    """A new rank, the number-th from 0 on: return its communicator."""
+    """A new rank, the number-th from the last: return its communicator."""
     os.environ.pop("SHMRING_NODE", None)
     if node is not None:
         os.environ["SHMRING_NODE"] = f"node {node}"
-    until_there(path)
-    world = pickle.loads(path.read_bytes())
-    comm = shmring.init(world, world.nprocs - 1 - number, timeout=LONG_S)
+    invitation = path.with_name(f"{path.name}.{number}")
+    until_there(invitation)
+    comm = shmring.init(*pickle.loads(invitation.read_bytes()), timeout=LONG_S)
     path.with_name(f"{path.name}.{number}.came").touch()
     return comm
 
@@ -157,7 +158,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, nodes):
 
 
 def cannot_invite(comm, path):
-    def refuse(world):
+    def refuse(world, rank):
         raise KeyError("no room")
 
     with pytest.raises(KeyError if comm.rank == 0 else shmring.Error, match="no room"):
@@ -178,7 +179,7 @@ def test_an_invitation_that_fails_harms_nothing(tmp_path):
 
 
 def disagree(comm):
-    comm.grow(1 + comm.rank, lambda world: None)
+    comm.grow(1 + comm.rank, lambda world, rank: None)
 
 
 def test_ranks_that_want_different_numbers_do_not_match():
