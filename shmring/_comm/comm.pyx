@@ -960,8 +960,8 @@ cdef class Comm(Messages):
         """Collective: return a new communicator of these ranks and of `count` others, which join by `shmring.init`.
 
         The ranks keep their numbers. Each new rank calls `shmring.init(world, rank)` with the two arguments that
-        `invite` gets. This communicator is closed once all have met. If they do not meet, all its ranks raise, and may go
-        on with it, or grow it again. After a death, `shrink` comes first.
+        `invite` gets. This communicator is closed once all have met. If they do not meet, all its ranks raise, and may
+        go on with it, or grow it again. After a death, `shrink` comes first.
 
         Parameters
         ----------
