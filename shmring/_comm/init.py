@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from .._bootstrap.environment import ended_ranks_check
 from .._bootstrap.framed_socket import Check
@@ -15,7 +16,13 @@ from ..errors import Error
 from .comm import Comm
 
 
-def init(world: World | None = None, rank: int | None = None, *, timeout: float | None = None) -> Comm:
+def init(
+    world: World | None = None,
+    rank: int | None = None,
+    *,
+    timeout: float | None = None,
+    check: Callable[[], None] | None = None,
+) -> Comm:
     """Join a world and return this rank's communicator; collective over the world's ranks.
 
     Without `world`, world and rank come from the environment (shmrun, torchrun, mpiexec, srun), or the world
@@ -29,6 +36,10 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
         This process' rank in the world, 0 to nprocs - 1.
     timeout : float, optional
         Seconds for the meeting, and the default of every later call. None: SHMRING_TIMEOUT.
+    check : callable, optional
+        For a world that is given. It is called at least every 20 ms while ranks are missing, and may raise an
+        `Error`, for example because the process of a missing rank has ended. All ranks that have come raise
+        the error of rank 0's check. If another rank's check raises, the others get RankFailed for that rank.
 
     Returns
     -------
@@ -50,7 +61,6 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     """
     settings = Settings.from_environment()
     timeout_s = settings.timeout_s if timeout is None else float(timeout)
-    check = nothing_to_check
     if world is None:
         check = ended_ranks_check(settings)
         if rank is not None:
@@ -65,7 +75,7 @@ def init(world: World | None = None, rank: int | None = None, *, timeout: float 
     elif rank is None:
         raise ValueError("a world needs this process' rank in it: shmring.init(world, rank=...)")
     try:
-        return _join(world, rank, settings, timeout_s, check)
+        return _join(world, rank, settings, timeout_s, check or nothing_to_check)
     except Error as error:
         # The message is enough. A traceback through the bootstrap would hide it, on every rank.
         raise error.with_traceback(None) from None

@@ -36,9 +36,9 @@ def register_backend() -> None:
         shmring_torch.register_backend()
         torch.distributed.init_process_group("shmring")
     """
-    need("torch.distributed", "torch", __name__).Backend.register_backend(
-        "shmring", create_group, devices=["cpu"]
-    )
+    from ._torch.entry import register_in
+
+    register_in(need("torch.distributed", "torch", __name__))
 
 
 def replace_gloo(on: bool = True) -> None:

@@ -17,9 +17,9 @@ def register() -> None:
     With SHMRING_REPLACES, a failure is an error: the program counts on shmring.
     """
     try:
-        from torch.distributed import Backend
+        import torch.distributed
 
-        Backend.register_backend("shmring", _create_group, devices=["cpu"])
+        register_in(torch.distributed)
     except Exception as error:  # a torch without distributed, or an unknown version
         warnings.warn(f"the backend shmring was not registered with torch.distributed: {error}", stacklevel=2)
     if _replaced_backend() == "gloo":
@@ -38,7 +38,20 @@ def _replaced_backend() -> str | None:
     return replaced_backend()
 
 
-def _create_group(*arguments: Any) -> Any:
+def register_in(distributed: Any) -> None:
+    """Register the backend with the module torch.distributed. Idempotent."""
+    distributed.Backend.register_backend("shmring", _create_group, extended_api=True, devices=["cpu"])
+
+
+def _create_group(options: Any, _: Any) -> Any:
+    """Return this rank's process group. Its members meet now, unless they are to be given by reconfigure."""
+    rank, size = options.group_rank, options.group_size
+    if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
+        from .group import Group
+        from .reconfiguring import NoMembers
+
+        members = NoMembers(rank, size, options.timeout.total_seconds())
+        return Group(members, options.store, options.timeout)
     from ..torch import create_group
 
-    return create_group(*arguments)
+    return create_group(options.store, rank, size, options.timeout)

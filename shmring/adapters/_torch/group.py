@@ -28,6 +28,7 @@ import shmring
 from . import all_reduce
 from .monitored import monitored_barrier
 from .overloads import FORMS
+from .reconfiguring import NoMembers, Reconfigurable, new_handle
 from .sparse import gather_entries
 from .tensors import Taken, TensorError, bytes_of, check_alike, memory_of, plain_torch, stage_memory
 from .work import (
@@ -109,18 +110,18 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
     return decorate
 
 
-class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
+class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     """One rank's membership in a process group; `comm` is its communicator."""
 
     _frames_to_caller = 1  # from `send` and `recv`
 
-    def __init__(self, comm: shmring.Comm, store: dist.Store, timeout: datetime.timedelta) -> None:
-        super().__init__(comm.rank, comm.size)
-        self.comm = comm
-        comm.linger_s = _LINGER_S
-        self._store = store
+    def __init__(
+        self, comm: shmring.Comm | NoMembers, store: dist.Store, timeout: datetime.timedelta
+    ) -> None:
+        dist.ProcessGroup.__init__(self, comm.rank, comm.size)
+        self._first_store = store
+        self._handle = new_handle()
         self._timeout_s = timeout.total_seconds()
-        self._nmonitored = 0
         self._name = self._description = ""
         self._calling = threading.Lock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
@@ -129,6 +130,14 @@ class Group(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         # Shared by all messages that are sent when `send` returns: making a Work takes longer than sending.
         self._sent = unknown_work_of(Operation((), [], self._completer))
         self._coalesced: list[Operation] | None = None
+        self._begin(comm, store)
+
+    def _begin(self, comm: Any, store: dist.Store) -> None:
+        """Go on with this communicator, whose ranks share the store."""
+        comm.linger_s = _LINGER_S
+        self.comm = comm
+        self._store = store
+        self._nmonitored = 0
         self._told: Exception | None = None  # the last error that other ranks learn of without `refuse`
 
     # -- reductions --

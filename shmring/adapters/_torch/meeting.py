@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import shmring
@@ -22,6 +22,9 @@ from .unfit import Unfit
 _NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leaves this host
 _ASKED = "asked by rank 0"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
+_LONGEST_PAUSE_AFRESH_S = 0.005  # such a meeting replaces a group in the middle of a program
+_GRACE_S = 0.5  # rank 0 knows who is missing, and tells the others
+_WORLD = "world"
 
 
 def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
@@ -42,15 +45,86 @@ def meet_in_place_of_gloo(store: Any, rank: int, size: int, timeout: datetime.ti
     return _init(fields, rank, timeout)
 
 
+def meet_afresh(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: datetime.timedelta,
+    check: Callable[[], None],
+) -> shmring.Comm:
+    """Return a communicator as `meet`, through a store that has no entries of an earlier meeting.
+
+    Such a meeting takes one round, since no rank has to find out which of several meetings is the last one.
+    check: called while ranks are missing; it may raise.
+    """
+    until = time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        fields = _lead_afresh(store, size, until, check)
+    else:
+        store.set(_afresh_key(rank), json.dumps(_introduction()))
+        _await(store, {_WORLD: 0}, until + _GRACE_S, check)
+        fields = json.loads(store.get(_WORLD))
+        if "error" in fields:
+            kind = shmring.Timeout if fields["is late"] else shmring.RankFailed
+            raise kind(fields["error"], rank=fields["rank"])
+    return _init(fields, rank, datetime.timedelta(seconds=max(until - time.monotonic(), 1e-3)), check)
+
+
+def _lead_afresh(store: Any, size: int, until: float, check: Callable[[], None]) -> dict[str, Any]:
+    """Make a new world, and tell the other ranks, or tell them the error that prevents it. Rank 0 only."""
+    keys = [_afresh_key(other) for other in range(1, size)]
+    try:
+        _await(store, dict(zip(keys, range(1, size), strict=True)), until, check)
+        fields = _make_world(size, [json.loads(store.get(key)) for key in keys])
+    except (shmring.RankFailed, shmring.Timeout) as error:
+        is_late = isinstance(error, shmring.Timeout)
+        store.set(_WORLD, json.dumps({"error": str(error), "rank": error.rank, "is late": is_late}))
+        raise
+    store.set(_WORLD, json.dumps(fields))
+    return fields
+
+
+def _await(store: Any, rank_of_key: dict[str, int], until: float, check: Callable[[], None]) -> None:
+    """Wait until the store has all keys; each is set by a rank."""
+    pause_s, missing = _FIRST_PAUSE_S, dict(rank_of_key)
+    while missing and not store.check(list(missing)):
+        missing = {key: rank for key, rank in missing.items() if not store.check([key])}
+        ranks = list(missing.values())
+        if ranks:
+            check()
+        if ranks and time.monotonic() > until:
+            named = ", ".join(map(str, ranks))
+            raise shmring.Timeout(
+                f"rank(s) {named} of the new group did not come in time: call reconfigure with the same "
+                "uuid and handles on all of them, or allow a longer timeout",
+                rank=ranks[0],
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_AFRESH_S)
+
+
+def _afresh_key(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _introduction() -> dict[str, Any]:
+    return {"host": shmring.host_id(), "version": shmring.__version__}
+
+
 def _agree(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> dict[str, Any]:
     """Return what rank 0 tells all ranks of the world that it has made."""
     return _lead(store, size) if rank == 0 else _join(store, rank, size, timeout.total_seconds())
 
 
-def _init(fields: dict[str, Any], rank: int, timeout: datetime.timedelta) -> shmring.Comm:
+def _init(
+    fields: dict[str, Any],
+    rank: int,
+    timeout: datetime.timedelta,
+    check: Callable[[], None] | None = None,
+) -> shmring.Comm:
     key = bytes.fromhex(fields["key"])
     world = shmring.World(fields["id"], key, fields["nprocs"], fields["address"])
-    return shmring.init(world, rank, timeout=timeout.total_seconds())
+    return shmring.init(world, rank, timeout=timeout.total_seconds(), check=check)
 
 
 # The store may hold entries of earlier ranks: torchrun's store outlives the ranks that it restarts, and files
@@ -63,27 +137,33 @@ def _lead(store: Any, size: int) -> dict[str, Any]:
 
     Returns what they are told.
     """
+    asked = secrets.token_hex(16)
+    store.set(_ASKED, asked)
+    answers = [json.loads(store.get(_answer_key(asked, other))) for other in range(1, size)]
+    fields = _make_world(size, answers)
+    for answer in answers:
+        store.set(answer["reply key"], json.dumps(fields))
+    return fields
+
+
+def _make_world(size: int, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a new world as rank 0 tells it to the others, which have introduced themselves."""
     world = shmring.world(size)
-    store.set(_ASKED, world.id)
-    answers = [json.loads(store.get(_answer_key(world.id, other))) for other in range(1, size)]
     if any(answer["host"] != shmring.host_id() for answer in answers):
         world = dataclasses.replace(world, address=join_address(_own_address(), free_port()))
-    fields = {
+    return {
         "id": world.id,
         "key": world.key.hex(),
         "nprocs": size,
         "address": world.address,
         "versions": [shmring.__version__, *(answer["version"] for answer in answers)],
     }
-    for answer in answers:
-        store.set(answer["reply key"], json.dumps(fields))
-    return fields
 
 
 def _join(store: Any, rank: int, size: int, timeout_s: float) -> dict[str, Any]:
     """Return what rank 0 tells of the world that it has made."""
     reply_key = f"reply to rank {rank} {secrets.token_hex(8)}"
-    answer = json.dumps({"host": shmring.host_id(), "reply key": reply_key, "version": shmring.__version__})
+    answer = json.dumps({"reply key": reply_key, **_introduction()})
     until, pause_s, asked = time.monotonic() + timeout_s, _FIRST_PAUSE_S, b""
     while not store.check([reply_key]):
         if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:

@@ -1,0 +1,173 @@
+"""Change the members of a process group: torch's reconfigure, from torch 2.14 on.
+
+Each member has a handle. The program passes the handles of all new members, and a number that it has not used
+before, to each of them by its own means. They meet in the group's store under that number, so a meeting sees
+nothing of earlier ones, and the group goes on with a new communicator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
+
+import shmring
+
+from . import meeting
+from .work import finished
+
+_KIND = "shmring"
+_PATIENCE_S = 0.5  # for a call of another thread, before it is ended
+
+
+class NoMembers:
+    """Takes the place of the communicator of a group that has no members yet, or none any more."""
+
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size, self.timeout_s, self.linger_s = rank, size, timeout_s, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            "this process group has no members: pass their handles to torch.distributed._reconfigure"
+        )
+
+    def refuse(self, kind: Any) -> None:
+        """Do nothing: no rank waits."""
+
+    def abort(self, reason: str) -> None:
+        """Do nothing: no rank is in a call."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Reconfigurable:
+    """The methods of a process group by which its members change."""
+
+    comm: shmring.Comm
+    _calling: threading.Lock
+    _messaging: threading.Lock
+    _handle: str
+    _first_store: dist.Store
+    _timeout_s: float
+    _begin: Callable[[Any, dist.Store], None]
+    _unfinished: list[Any]
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> dist.Work:
+        """Replace the members of the group by those of the handles: a list keeps its order, a set is sorted.
+
+        Return when all have met. If they do not meet, the group has no members until the next call.
+        """
+        handles = list(opts.handles) if isinstance(opts.handles, list) else sorted(opts.handles)
+        if len(set(handles)) < len(handles):
+            raise RuntimeError("a handle is given twice to reconfigure")
+        if self._handle not in handles:
+            raise RuntimeError("the handles given to reconfigure do not contain this rank's own")
+        unknown = [handle for handle in handles if _process_of(handle) is None]
+        if unknown:
+            raise RuntimeError(f"{unknown[0]!r:.80} is no handle of a process group of shmring")
+        rank = handles.index(self._handle)
+        timeout = opts.timeout or datetime.timedelta(seconds=self._timeout_s)
+        store = dist.PrefixStore(f"reconfigured {opts.uuid}/", self._first_store)
+        _claim(store, opts.uuid, self._handle, rank)
+        self._leave(rank, len(handles))
+        check = _Check(handles, rank)
+        comm = meeting.meet_afresh(store, rank, len(handles), timeout, check)
+        comm.timeout_s = self._timeout_s
+        self._begin(comm, store)
+        return finished([])
+
+    def get_error(self) -> Any:
+        """Return the kind of error that has ended the group; an abort is none."""
+        try:
+            if not isinstance(self.comm, NoMembers) and self._messaging.acquire(timeout=_PATIENCE_S):
+                with contextlib.ExitStack() as stack:
+                    stack.callback(self._messaging.release)
+                    self.comm.iprobe()
+        except shmring.Timeout:
+            return ErrorType.TIMEOUT
+        except shmring.Aborted:
+            return ErrorType.SUCCESS
+        except shmring.RankFailed:
+            return ErrorType.REMOTE_ERROR
+        except shmring.Error:
+            return ErrorType.COMM_ERROR
+        return ErrorType.SUCCESS
+
+    def _leave(self, rank: int, size: int) -> None:
+        """Close the communicator. A call of another thread that does not return is ended."""
+        with contextlib.ExitStack() as stack:
+            for lock in (self._calling, self._messaging):
+                if not lock.acquire(timeout=_PATIENCE_S):
+                    self.comm.abort("the process group is reconfigured")
+                    lock.acquire()
+                stack.callback(lock.release)
+            self.comm.close()
+            self.comm = cast(Any, NoMembers(rank, size, self._timeout_s))
+            self._unfinished = []
+
+
+def new_handle() -> str:
+    """Return a text that no other process group has, with the process that has made it."""
+    pid = os.getpid()
+    return ":".join((_KIND, secrets.token_hex(8), shmring.host_id(), str(pid), _start_time(pid)))
+
+
+def _process_of(handle: str) -> tuple[str, int, str] | None:
+    """Return the host, number and start time of the process of a handle; None for another text."""
+    kind, _, rest = handle.partition(":")
+    fields = rest.split(":")
+    if kind != _KIND or len(fields) != 4 or not fields[2].isdecimal():
+        return None
+    return fields[1], int(fields[2]), fields[3]
+
+
+def _start_time(pid: int) -> str:
+    """Return the kernel's text for the time at which a process started; "" if there is no such process."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
+    return ""
+
+
+class _Check:
+    """Raises RankFailed if a member's process on this host has ended; those of other hosts cannot be seen.
+
+    Rank 0 looks at all members, and tells the others. They look at rank 0.
+    """
+
+    def __init__(self, handles: Sequence[str], rank: int) -> None:
+        host = shmring.host_id()
+        watched = enumerate(handles if rank == 0 else handles[:1])
+        processes = [(other, _process_of(handle) or ("", 0, "")) for other, handle in watched]
+        self._local = [(other, *process[1:]) for other, process in processes if process[0] == host]
+
+    def __call__(self) -> None:
+        for rank, pid, start_time in self._local:
+            if _start_time(pid) != start_time:
+                raise shmring.RankFailed(
+                    f"rank {rank} of the new group, process {pid}, has ended: reconfigure without it",
+                    rank=rank,
+                )
+
+
+def _claim(store: dist.Store, uuid: int, handle: str, rank: int) -> None:
+    """Raise unless the number is new to this member, and to the first one also in the whole store."""
+    keys = [f"used by {handle}", *(["used"] if rank == 0 else [])]
+    own = f"{handle} {secrets.token_hex(8)}"
+    for key in keys:
+        if store.compare_set(key, "", own).decode() != own:
+            raise RuntimeError(f"the uuid {uuid} was already used to reconfigure: give another one each time")
