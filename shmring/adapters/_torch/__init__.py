@@ -10,6 +10,7 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                                         |-- all_reduce  of one dense tensor, in C
                                         |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
+                                        |-- reconfiguring  other members, from torch 2.14 on
                                         |-- work        what an asynchronous call returns
                                         |-- sparse      sums of sparse tensors
                                         |-- monitored   monitored_barrier

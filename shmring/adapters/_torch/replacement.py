@@ -22,6 +22,7 @@ import shmring
 
 from .group import Group, hide_from_dynamo
 from .meeting import meet_in_place_of_gloo
+from .reconfiguring import NoMembers
 from .tensors import NotServed
 
 _log = logging.getLogger("shmring")
@@ -33,16 +34,29 @@ def create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta)
     return Replacement(meet_in_place_of_gloo(store, rank, size, timeout), store, timeout)
 
 
+def create_without_members(
+    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
+) -> Replacement:
+    """Return this rank's group, whose members are yet to be given to reconfigure."""
+    return Replacement(NoMembers(rank, size, timeout.total_seconds()), store, timeout)
+
+
 class Replacement(Group):
     """A Group that programs see as one of gloo's."""
 
     _frames_to_caller = 2
+    _gloo: dist.ProcessGroup | None = None
 
     def __init__(self, comm: Any, store: dist.Store, timeout: datetime.timedelta) -> None:
         super().__init__(comm, store, timeout)
         self.device_types_of_gloo: Sequence[str] = ("cpu",)
-        self._gloo: dist.ProcessGroup | None = None
         self._making_gloo = threading.Lock()
+
+    def _begin(self, comm: Any, store: dist.Store) -> None:
+        super()._begin(comm, store)
+        gloo, self._gloo = self._gloo, None  # gloo's group has the members from before
+        if gloo is not None:
+            gloo.shutdown()
 
     def _refuse(self, kind: Any, error: Exception) -> None:
         if not isinstance(error, NotServed):

@@ -97,8 +97,6 @@ def _ours(by_device: Mapping[str, str], given: Mapping[str, Any], c10d: Any) -> 
         raise Unfit("torchcomms is on")
     if given.get("backend_options") is not None:
         raise Unfit("shmring does not know its options (pg_options)")
-    if given.get("enable_reconfigure"):
-        raise Unfit("shmring does not serve enable_reconfigure in the place of gloo")
     if os.environ.get("TORCH_DIST_NAN_CHECK") == "1" and hasattr(c10d, "NanCheckHook"):
         raise Unfit("TORCH_DIST_NAN_CHECK is set, and shmring has no such check")
     if any(name != "gloo" for name in by_device.values()):
@@ -108,9 +106,10 @@ def _ours(by_device: Mapping[str, str], given: Mapping[str, Any], c10d: Any) -> 
 
 
 def _create(options: Any, _: Any) -> Any:
-    from .replacement import create
+    from .replacement import create, create_without_members
 
-    return create(options.store, options.group_rank, options.group_size, options.timeout)
+    make = create_without_members if getattr(options, "enable_reconfigure", False) else create
+    return make(options.store, options.group_rank, options.group_size, options.timeout)
 
 
 def _log_of_rank_0(rank: int, text: str) -> None:

@@ -193,6 +193,7 @@ READ = {
 }
 READ_SINCE_2_14 = {
     "get_backend": lambda g: g.get_backend(torch.device("cpu")).size(),
+    "supports_reconfigure": lambda g: g.supports_reconfigure,
     "supports_window": lambda g: g.supports_window,
     "new_window": lambda g: g.new_window(),
     "_add_ephemeral_timeout": lambda g: g._add_ephemeral_timeout(LIMIT),

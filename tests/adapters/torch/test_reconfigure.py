@@ -16,7 +16,8 @@ from ranks import Died, Ranks
 from torch_ranks import die
 
 import shmring
-from shmring.adapters.torch import register_backend
+from shmring.adapters._torch.group import Group
+from shmring.adapters.torch import register_backend, replace_gloo
 
 if not hasattr(dist, "_reconfigure"):
     pytest.skip("torch has no reconfigure before 2.14", allow_module_level=True)
@@ -28,14 +29,15 @@ SIZE = 3
 class Member:
     """One process' part in a group that begins without members."""
 
-    def __init__(self, rank, size, folder):
+    def __init__(self, rank, size, folder, backend="shmring"):
         register_backend()
+        replace_gloo(backend == "gloo")
         torch.set_num_threads(1)
         self.number, self.size = rank, size
         self.store = dist.FileStore(str(folder / "store"), -1)
         prefix = dist.PrefixStore("group", self.store)
         dist.init_process_group(
-            "shmring", rank=rank, world_size=size, store=prefix, timeout=LIMIT, enable_reconfigure=True
+            backend, rank=rank, world_size=size, store=prefix, timeout=LIMIT, enable_reconfigure=True
         )
         self.group = dist.group.WORLD
         self.handles = self.gather("handles")
@@ -203,19 +205,23 @@ SCENARIOS = [
 ]
 
 
-def in_group(comm, scenario, folder):
-    member = Member(comm.rank, comm.size, folder)
+def in_group(comm, scenario, folder, backend):
+    member = Member(comm.rank, comm.size, folder, backend)
     try:
+        assert dist.get_backend() == backend
+        assert isinstance(member.group, Group)
         assert dist._supports_reconfigure()
         scenario(member)
     finally:
         dist.destroy_process_group()
+        replace_gloo(False)
     return True
 
 
+@pytest.mark.parametrize("backend", ["shmring", "gloo"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.__name__ for one in SCENARIOS])
-def test_members_change(world_of, tmp_path, scenario):
-    assert world_of(SIZE)(in_group, scenario, tmp_path) == [True] * SIZE
+def test_members_change(world_of, tmp_path, scenario, backend):
+    assert world_of(SIZE)(in_group, scenario, tmp_path, backend) == [True] * SIZE
 
 
 # ---- deaths, and ranks that do not come -------------------------------------------------------------------
