@@ -24,7 +24,7 @@ _ASKED = "asked by rank 0"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
 _LONGEST_PAUSE_AFRESH_S = 0.005  # such a meeting replaces a group in the middle of a program
 _GRACE_S = 0.5  # rank 0 knows who is missing, and tells the others
-_WORLD = "world"
+_WORLD, _FAILED = "world", "failed"
 
 
 def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
@@ -58,30 +58,43 @@ def meet_afresh(
     check: called while ranks are missing; it may raise.
     """
     until = time.monotonic() + timeout.total_seconds()
-    if rank == 0:
-        fields = _lead_afresh(store, size, until, check)
-    else:
+    if rank > 0:
         store.set(_afresh_key(rank), json.dumps(_introduction()))
-        _await(store, {_WORLD: 0}, until + _GRACE_S, check)
-        fields = json.loads(store.get(_WORLD))
-        if "error" in fields:
-            kind = shmring.Timeout if fields["is late"] else shmring.RankFailed
-            raise kind(fields["error"], rank=fields["rank"])
-    return _init(fields, rank, datetime.timedelta(seconds=max(until - time.monotonic(), 1e-3)), check)
 
+        def check_all() -> None:
+            check()
+            if store.check([_FAILED]):
+                raise _unpack_error(store.get(_FAILED))
 
-def _lead_afresh(store: Any, size: int, until: float, check: Callable[[], None]) -> dict[str, Any]:
-    """Make a new world, and tell the other ranks, or tell them the error that prevents it. Rank 0 only."""
+        _await(store, {_WORLD: 0}, until + _GRACE_S, check_all)
+        return _init_until(until, json.loads(store.get(_WORLD)), rank, check_all)
     keys = [_afresh_key(other) for other in range(1, size)]
     try:
         _await(store, dict(zip(keys, range(1, size), strict=True)), until, check)
         fields = _make_world(size, [json.loads(store.get(key)) for key in keys])
-    except (shmring.RankFailed, shmring.Timeout) as error:
-        is_late = isinstance(error, shmring.Timeout)
-        store.set(_WORLD, json.dumps({"error": str(error), "rank": error.rank, "is late": is_late}))
+        store.set(_WORLD, json.dumps(fields))
+        return _init_until(until, fields, rank, check)
+    except (
+        shmring.Error
+    ) as error:  # a rank that has not connected to this one has no other way to learn of it
+        store.set(_FAILED, _pack_error(error))
         raise
-    store.set(_WORLD, json.dumps(fields))
-    return fields
+
+
+def _init_until(until: float, fields: dict[str, Any], rank: int, check: Callable[[], None]) -> shmring.Comm:
+    return _init(fields, rank, datetime.timedelta(seconds=max(until - time.monotonic(), 1e-3)), check)
+
+
+def _pack_error(error: shmring.Error) -> str:
+    kinds = (shmring.RankFailed, shmring.Timeout, shmring.Error)
+    kind = next(kind.__name__ for kind in kinds if isinstance(error, kind))
+    return json.dumps({"kind": kind, "text": str(error), "rank": error.rank})
+
+
+def _unpack_error(packed: bytes) -> shmring.Error:
+    fields = json.loads(packed)
+    error: shmring.Error = getattr(shmring, fields["kind"])(fields["text"], rank=fields["rank"])
+    return error
 
 
 def _await(store: Any, rank_of_key: dict[str, int], until: float, check: Callable[[], None]) -> None:
