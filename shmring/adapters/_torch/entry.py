@@ -45,13 +45,11 @@ def register_in(distributed: Any) -> None:
 
 def _create_group(options: Any, _: Any) -> Any:
     """Return this rank's process group. Its members meet now, unless they are to be given by reconfigure."""
-    rank, size = options.group_rank, options.group_size
+    from .group import Group
+    from .meeting import meet
+    from .reconfiguring import NoMembers
+
+    store, rank, size = options.store, options.group_rank, options.group_size
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
-        from .group import Group
-        from .reconfiguring import NoMembers
-
-        members = NoMembers(rank, size, options.timeout.total_seconds())
-        return Group(members, options.store, options.timeout)
-    from ..torch import create_group
-
-    return create_group(options.store, rank, size, options.timeout)
+        return Group(NoMembers(rank, size, options.timeout.total_seconds()), store, options.timeout)
+    return Group(meet(store, rank, size, options.timeout), store, options.timeout)
