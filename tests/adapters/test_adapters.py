@@ -302,8 +302,8 @@ def test_ray(tmp_path):
 def test_adapters_import_their_package_only_when_used():
     code = """
         import json, sys
-        from shmring.adapters import dask, jax, joblib, keras, pools, ray, sklearn
-        packages = "distributed", "jax", "joblib", "keras", "loky", "ray", "sklearn", "tensorflow"
+        from shmring.adapters import dask, jax, joblib, keras, pools, ray, sklearn, vllm
+        packages = "distributed", "jax", "joblib", "keras", "loky", "ray", "sklearn", "tensorflow", "torch"
         print(json.dumps([name for name in packages if name in sys.modules]))
         """
     assert json.loads(output_of(start(sys.executable, "-c", textwrap.dedent(code)))) == []
