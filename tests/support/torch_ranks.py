@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import os
 import signal
 import textwrap
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from engines import environment
-from ranks import Died, free_port
+from ranks import FORK, Died, free_port
 from torch.utils import _pytree as pytree
 
 from shmring.adapters.torch import register_backend
@@ -84,6 +85,27 @@ def as_if_installed(folder):
     (there / "METADATA").write_text("Metadata-Version: 2.1\nName: shmring\nVersion: 0\n")
     (there / "entry_points.txt").write_text(textwrap.dedent(ENTRY))
     return {"PYTHONPATH": f"{there.parent}:{environment()['PYTHONPATH']}"}
+
+
+def in_child(function):
+    """Decorate a function that trains without ranks: run it in a forked process, and return its arrays.
+
+    A build of torch for CUDA refuses autograd in processes that are forked after this one has used it.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments):
+        ours, theirs = FORK.Pipe()
+        process = FORK.Process(target=lambda: theirs.send(function(*arguments)))
+        process.start()
+        theirs.close()
+        try:
+            return ours.recv()
+        finally:
+            process.join()
+            ours.close()
+
+    return call
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------

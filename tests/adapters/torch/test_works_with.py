@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch_ranks import LIMIT_S, assert_same, die, news_of_death, of_backend, of_both
+from torch_ranks import LIMIT_S, assert_same, die, in_child, news_of_death, of_backend, of_both
 
 from shmring.adapters.torch import meet
 
@@ -81,6 +81,7 @@ def weights(net):
     return [parameter.detach() for parameter in net.parameters()]
 
 
+@in_child
 def train_alone(ways, size=2):
     """Return the weights after steps on the data of all ranks together."""
     net = new_net()
@@ -89,7 +90,7 @@ def train_alone(ways, size=2):
         optimizer.zero_grad()
         (sum(loss_of(net, rank, step, ways(rank, step)) for rank in range(size)) / size).backward()
         optimizer.step()
-    return weights(net)
+    return [tensor.numpy() for tensor in weights(net)]
 
 
 def new_ddp(net=None, **how):
@@ -125,7 +126,7 @@ def train(rank, ways, how, hook=None):
 )
 def test_ddp(world_of, ways, how):
     found = of_both(world_of(2), train, ways, how)
-    expected = [tensor.numpy() for tensor in train_alone(ways)]
+    expected = train_alone(ways)
     assert_same(found, [expected] * 2, 1e-5)
 
 
@@ -163,7 +164,7 @@ def train_with_join(rank):
 def test_join(world_of):
     found = of_both(world_of(2), train_with_join)
     assert_same(found[0], found[1])
-    assert abs(found[0][0] - train_alone(both)[0].numpy()).max() > 1e-4  # rank 1's last batches counted
+    assert abs(found[0][0] - train_alone(both)[0]).max() > 1e-4  # rank 1's last batches counted
 
 
 def builtin(kind):
@@ -200,7 +201,7 @@ def train_with_hook(rank, name):
 def test_comm_hooks(world_of, name):
     found = of_both(world_of(2), train_with_hook, name)
     assert_same(found[0], found[1])
-    expected = [tensor.numpy() for tensor in train_alone(both)]
+    expected = train_alone(both)
     assert_same(found[0], expected, 1e-5 if name in ("allreduce", "builtin") else ROUNDED)
 
 
@@ -210,7 +211,7 @@ def train_with_power_sgd(rank):
 
 def test_power_sgd(world_of):
     """Its callbacks wait for other collectives; gloo mixes these up if there are several buckets."""
-    expected = [tensor.numpy() for tensor in train_alone(both)]
+    expected = train_alone(both)
     assert_same(of_backend(world_of(2), "shmring", train_with_power_sgd), [expected] * 2, 1e-4)
 
 
@@ -229,11 +230,15 @@ def average_by_hand(rank):
     return [parameter.grad for parameter in net.parameters()]
 
 
-def test_hooks_of_parameters(world_of):
+@in_child
+def gradients_alone():
     net = new_net()
     (sum(loss_of(net, rank, 0, "both") for rank in range(2)) / 2).backward()
-    expected = [parameter.grad.numpy() for parameter in net.parameters()]
-    assert_same(of_backend(world_of(2), "shmring", average_by_hand), [expected] * 2)
+    return [parameter.grad.numpy() for parameter in net.parameters()]
+
+
+def test_hooks_of_parameters(world_of):
+    assert_same(of_backend(world_of(2), "shmring", average_by_hand), [gradients_alone()] * 2)
 
 
 # ---- scaled gradients -------------------------------------------------------------------------------------
@@ -421,7 +426,7 @@ def compiled_ddp(rank):
 
 @pytest.mark.limit(180)
 def test_compiled_ddp(world_of):
-    expected = [tensor.numpy() for tensor in train_alone(both)]
+    expected = train_alone(both)
     assert_same(of_both(world_of(2), compiled_ddp), [expected] * 2, 1e-5)
 
 

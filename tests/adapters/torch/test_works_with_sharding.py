@@ -37,7 +37,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch_ranks import assert_same, of_backend, of_both
+from torch_ranks import assert_same, in_child, of_backend, of_both
 
 STEPS = 3
 CLOSE = 1e-5
@@ -69,6 +69,7 @@ def as_arrays(tensors):
     return [tensor.detach().numpy() for tensor in tensors]
 
 
+@in_child
 def train_alone(size=2):
     """Return the weights after steps on the data of all ranks together."""
     net = new_net()
@@ -288,6 +289,7 @@ def rows(number):
     return torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(number))
 
 
+@in_child
 def block_alone(numbers):
     net = new_block()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
