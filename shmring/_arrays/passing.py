@@ -59,7 +59,7 @@ class Head(ctypes.Structure):
         ("references", ctypes.c_uint32),
         ("next_use", ctypes.c_uint32),  # the number of the next pickle
         ("is_kept", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
-        # Of pickles: 0 for none, or the number of the use, and _SENT or _LOADED.
+        # One for each pickle: 0, or the number of the use, and _SENT or _LOADED.
         ("slots", ctypes.c_uint16 * _NSLOTS),
     )
 

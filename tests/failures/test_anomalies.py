@@ -138,7 +138,7 @@ FEW = (  # of each kind, and over hosts: for a plain run
     (ONE_HOST, "point", ("all_gather_object",), 3),
     (ONE_HOST, "point", ("split", "all_reduce_first"), 301),
     (ONE_HOST, "signal", ("all_reduce_late",), 1),
-    (ONE_HOST, "memory", ("message_object", "all_reduce_many"), 307),
+    (ONE_HOST, "memory", ("message_object",), 307),
     (OTHER_RANK, "system", ("empty", "dup"), 5),
     (OTHER_RANK, "point", ("close", "shrink"), 401),
     (ACROSS, "point", ("broadcast_object", "split"), 301),
