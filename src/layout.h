@@ -262,6 +262,60 @@ struct sr_queue {
     struct sr_ring ring;
 };
 
+/* A ring from one writer to several readers in memory of its own (the public class Broadcast; broadcast.h). Readers
+   never write to the frames. The ring's bytes begin at sr_broadcast_head_nbytes().
+
+     0                  +----------------------------------------------+
+                        | sr_broadcast: the writer's place and event   |
+                        | sr_reader 0, sr_reader 1 ...                 |
+     page-aligned       +----------------------------------------------+
+                        | bytes of the ring  (nbytes)                  |
+                        +----------------------------------------------+
+
+   A *place* is the writer's, or one reader's. A process takes a place by one compare-and-swap that stores its pid as
+   well, so a place whose owner has been killed can always be recognised. */
+enum sr_place_state {
+    SR_PLACE_FREE,     /* no process has the place; a reader may take it and join at the writer's position */
+    SR_PLACE_RESERVED, /* for a reader that has not come: the first frame is kept for it */
+    SR_PLACE_JOINING,  /* a reader waits until the writer has admitted it */
+    SR_PLACE_JOINED,
+    SR_PLACE_CLOSED,   /* the writer's place only: no more frames come */
+};
+
+struct sr_place {
+    sr_flag owner;        /* pid << 32 | enum sr_place_state. W by compare-and-swap: a process that takes or leaves the
+                             place, the writer that admits a reader, a process that has found the owner dead; R all */
+    sr_flag start_time;   /* field 22 of /proc/PID/stat; 0: not known yet. W owner after `owner`, and 0 before the place
+                             becomes free; R all */
+    sr_flag first;        /* a reader's first position, and ... W writer before it admits the reader; R the reader */
+    sr_flag first_number; /* ... the number of the first item there; likewise */
+} __attribute__((aligned(128)));
+
+struct sr_reader {
+    struct sr_place place;
+    struct sr_ring ring;    /* W the reader: `taken`; R writer */
+    struct sr_event event;  /* the writer sleeps on it while this reader is the slowest one; the reader signals it */
+};
+
+struct sr_broadcast {
+    uint64_t magic;            /* W creator before any other process maps it, R all, as all up to creator_start_time */
+    uint64_t nbytes;           /* a power of two */
+    uint32_t places, reserved; /* places of readers; places that are reserved at the beginning */
+    uint32_t drops;            /* 1: the writer does not wait for readers */
+    uint32_t creator_pid;
+    uint64_t creator_start_time;
+    struct sr_place writer;
+    struct sr_counter changes; /* W readers that take or leave a place, by fetch-and-add; R writer, which then looks at
+                                  the places */
+    struct sr_counter tail;    /* with `drops`: position of the oldest item that is kept. W writer, before it overwrites
+                                  older ones; R readers, after they have copied bytes */
+    struct sr_event event;     /* all readers sleep on it; the writer signals it */
+    struct sr_reader reader[]; /* `places` of them */
+};
+
+#define SR_BROADCAST_MAGIC 0x3174736163646273u /* "sbdcast1" */
+#define SR_MOST_READERS 1024u
+
 /* SR_REMOTE_ABORT: a rank of another host has notified all ranks. */
 enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_REMOTE_ABORT };
 
@@ -335,6 +389,7 @@ _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_message_ring) <= SR_PAGE, "the head of a message ring is one page");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring in memory of its own is one page");
+_Static_assert(sizeof(struct sr_place) == SR_LINE, "a place has its pair of cache lines for itself");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
 _Static_assert(SR_LINES / 2 <= SR_RECORDS, "the records still hold a call that differs when the difference is seen");
 _Static_assert((SR_RECORDS & (SR_RECORDS - 1)) == 0, "records are found by masking seq");

@@ -162,6 +162,26 @@ static inline enum sr_ring_status sr_ring_push(struct sr_ring_end *end, struct s
     }
 }
 
+/* As sr_ring_push for a message that lies in several parts of memory: put in one part, of which `done` bytes are in the
+   ring. Return SR_RING_WHOLE once all of the part is there. An empty part has no piece. */
+static inline enum sr_ring_status sr_ring_push_part(struct sr_ring_end *end, struct sr_outgoing *message,
+                                                    const unsigned char *part, uint64_t nbytes, uint64_t *done)
+{
+    while (*done < nbytes) {
+        const uint64_t left = nbytes - *done;
+        const uint64_t piece = left < end->piece_nbytes ? left : end->piece_nbytes;
+        const bool is_last = message->offset + piece == message->head.message_nbytes;
+        message->head.nbytes = (uint32_t)piece;
+        message->head.flags = (message->offset == 0 ? SR_FRAME_FIRST : 0) | (is_last ? SR_FRAME_LAST : 0);
+        if (!sr_ring_has_room(end, sr_ring_frame_nbytes(piece)))
+            return SR_RING_WAIT;
+        sr_ring_put(end, &message->head, part + *done);
+        message->offset += piece;
+        *done += piece;
+    }
+    return SR_RING_WHOLE;
+}
+
 /* Return the bytes of the ring that all pieces of a message take together. */
 static inline uint64_t sr_ring_message_nbytes(const struct sr_ring_end *end, uint64_t nbytes)
 {

@@ -36,13 +36,21 @@ static inline uint64_t sr_flag_load_ordered(const sr_flag *flag)
     return atomic_load_explicit((sr_flag *)flag, memory_order_seq_cst);
 }
 
-/* Load a word that its writer changes before it overwrites some memory: the abort word, or a version. If the word has
-   not changed, every byte of that memory that this thread read before is valid. Pairs with sr_abort_set,
-   sr_seqlock_write and sr_stack_request_begin. */
+/* Load a word that its writer changes before it overwrites some memory: the abort word, a version, or a position. If
+   the word has not changed, every byte of that memory that this thread read before is valid. Pairs with sr_abort_set,
+   sr_seqlock_write, sr_stack_request_begin and sr_flag_set_before_writes. */
 static inline uint64_t sr_flag_load_after_reads(const sr_flag *flag)
 {
     atomic_thread_fence(memory_order_acquire);
     return atomic_load_explicit((sr_flag *)flag, memory_order_relaxed);
+}
+
+/* Change a word before the memory that it describes is overwritten; pairs with sr_flag_load_after_reads. The fence
+   orders the store before all later stores, as in sr_seqlock_write. */
+static inline void sr_flag_set_before_writes(sr_flag *flag, uint64_t value)
+{
+    atomic_store_explicit(flag, value, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
 }
 
 /* P1, pairs with A1, A2, S2. The exchange orders the flag before the load of the event, as S1 orders the sleeper's bit
@@ -105,6 +113,16 @@ static inline bool sr_flag_replace(sr_flag *flag, uint64_t old, uint64_t value)
 {
     return atomic_compare_exchange_strong_explicit(flag, &old, value, memory_order_acq_rel, memory_order_acquire);
 }
+
+/* As sr_flag_replace, for a word that a thread loads between sr_event_watch and the sleep (S2). The caller signals the
+   event afterwards, or publishes (P1) another flag of the same event. */
+static inline bool sr_flag_replace_ordered(sr_flag *flag, uint64_t old, uint64_t value)
+{
+    return atomic_compare_exchange_strong_explicit(flag, &old, value, memory_order_seq_cst, memory_order_acquire);
+}
+
+/* Count one more event in a word that several threads count in. Pairs with A1. */
+static inline void sr_flag_count(sr_flag *flag) { atomic_fetch_add_explicit(flag, 1, memory_order_seq_cst); }
 
 /* Set a word and return its previous value. If one thread takes a word and another one swaps it, each of the two sees
    whether it came second. */

@@ -1,6 +1,6 @@
-"""The C programs under tests/repo/c: flags, call lines, schedules, liveness, locks, rings, connections,
-channels; ranks are threads (or a forked process) over plain memory. Each runs plain, under ThreadSanitizer,
-and under AddressSanitizer and UBSan.
+"""The C programs under tests/repo/c: flags, call lines, schedules, liveness, locks, rings of one and of
+several readers, connections, channels; ranks are threads (or a forked process) over plain memory. Each runs
+plain, under ThreadSanitizer, and under AddressSanitizer and UBSan.
 """
 
 import functools
@@ -19,7 +19,7 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("channel", "liveness", "call_line", "flag", "schedule", "lock", "conn", "spsc_ring")
+PROGRAMS = ("channel", "liveness", "call_line", "flag", "schedule", "lock", "conn", "spsc_ring", "broadcast")
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

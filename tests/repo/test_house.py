@@ -39,6 +39,7 @@ C_HOUSE = {
     "sync/stack_request.h": {"layout.h"},
     "receipts.h": {"sync/flag.h"},
     "spsc_ring.h": {"sync/flag.h"},
+    "broadcast.h": {"spsc_ring.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
     "fold_frames.h": set(),
