@@ -46,6 +46,7 @@ _HOMES = {
     "Plan": "_comm.collectives",
     "Work": "_comm.collectives",
     "Op": "_comm.ops",
+    "Broadcast": "_p2p.broadcast",
     "Ring": "_p2p.ring",
     "MPI": "mpi4py.MPI",
     "model": "model",
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     from ._comm.point_to_point import Transfer as Transfer
     from ._comm.trace_file import Trace as Trace
     from ._launch.spawn import spawn as spawn
+    from ._p2p.broadcast import Broadcast as Broadcast
     from ._p2p.ring import Ring as Ring
     from .errors import Aborted as Aborted
     from .errors import Closed as Closed

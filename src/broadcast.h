@@ -96,6 +96,15 @@ static inline void sr_broadcast_leave(struct sr_broadcast *shared, uint32_t i, u
     }
 }
 
+/* Return whether any process reads, or a place is kept for one. */
+static inline bool sr_broadcast_has_readers(const struct sr_broadcast *shared, uint32_t places)
+{
+    for (uint32_t i = 0; i < places; i++)
+        if (sr_place_state(sr_flag_load(&shared->reader[i].place.owner)) != SR_PLACE_FREE)
+            return true;
+    return false;
+}
+
 /* ---- the writer ----------------------------------------------------------------------------------------------- */
 
 static inline void sr_broadcast_open_writer(struct sr_broadcast_writer *writer, struct sr_broadcast *shared,

@@ -29,6 +29,23 @@ cdef extern from "layout.h" nogil:
         SR_RING_LEAST_NBYTES
         SR_QUEUE_MAGIC
         SR_PRODUCER, SR_CONSUMER
+    cdef struct sr_place:
+        sr_flag owner, start_time, first, first_number
+    cdef struct sr_reader:
+        sr_place place
+        sr_ring ring
+        sr_event event
+    cdef struct sr_broadcast:
+        uint64_t magic, nbytes, creator_start_time
+        uint32_t places, reserved, drops, creator_pid
+        sr_place writer
+        sr_counter changes, tail
+        sr_event event
+        sr_reader *reader
+    cdef enum sr_place_state:
+        SR_PLACE_FREE, SR_PLACE_RESERVED, SR_PLACE_JOINING, SR_PLACE_JOINED, SR_PLACE_CLOSED
+    cdef enum:
+        SR_MOST_READERS
 
 
 cdef extern from "sync/event.h" nogil:
@@ -38,11 +55,15 @@ cdef extern from "sync/event.h" nogil:
 
 cdef extern from "sync/flag.h" nogil:
     uint64_t sr_flag_load_ordered(const sr_flag *)
+    bint sr_flag_replace_ordered(sr_flag *, uint64_t old, uint64_t value)
     void sr_flag_mark(sr_flag *, uint64_t bits, sr_event *)
 
 
 cdef extern from "sync/liveness.h" nogil:
     bint sr_liveness_acquire(sr_liveness *)
+    int sr_process_open(int pid)
+    bint sr_process_has_ended(int descriptor)
+    void sr_process_close(int descriptor)
 
 
 cdef extern from "sync/cpu.h" nogil:
@@ -84,8 +105,35 @@ cdef extern from "spsc_ring.h" nogil:
     bint sr_ring_has_room(sr_ring_end *, uint64_t nbytes)
     void sr_ring_put(sr_ring_end *, const sr_frame *, const void *data)
     int sr_ring_push(sr_ring_end *, sr_outgoing *)
+    int sr_ring_push_part(sr_ring_end *, sr_outgoing *, const unsigned char *part, uint64_t nbytes, uint64_t *done)
     bint sr_ring_has_frame(const sr_ring_end *)
     int sr_ring_peek(const sr_ring_end *, sr_frame *)
     void sr_ring_take(sr_ring_end *, const sr_frame *, void *dst)
     int sr_ring_pull(sr_ring_end *, sr_incoming *)
     void sr_ring_publish_taken(sr_ring_end *)
+
+
+cdef extern from "broadcast.h" nogil:
+    cdef struct sr_broadcast_writer:
+        sr_ring_end end
+        int slowest
+    enum: SR_FRAME_CONTINUED
+    size_t sr_broadcast_head_nbytes(uint64_t places)
+    void sr_broadcast_format(sr_broadcast *, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops,
+                             uint64_t first)
+    bint sr_broadcast_is_valid(const sr_broadcast *, uint64_t memory_nbytes, uint64_t nbytes, uint64_t places)
+    sr_place_state sr_place_get_state "sr_place_state"(uint64_t owner)
+    uint32_t sr_place_pid(uint64_t owner)
+    uint64_t sr_place_owner(uint32_t pid, sr_place_state state)
+    int sr_broadcast_take_place(sr_broadcast *, uint32_t places, uint32_t pid)
+    void sr_broadcast_leave(sr_broadcast *, uint32_t i, uint64_t owner)
+    void sr_broadcast_open_writer(sr_broadcast_writer *, sr_broadcast *, void *data, uint64_t nbytes, uint64_t first,
+                                  sr_copy_fn *, size_t piece_nbytes)
+    bint sr_broadcast_has_readers(const sr_broadcast *, uint32_t places)
+    bint sr_broadcast_has_changed(const sr_broadcast_writer *)
+    uint32_t sr_broadcast_admit(sr_broadcast_writer *, uint32_t places, uint64_t number)
+    void sr_broadcast_find_slowest(sr_broadcast_writer *, uint32_t places)
+    bint sr_broadcast_drop(sr_broadcast_writer *, uint64_t nbytes)
+    bint sr_broadcast_was_dropped(const sr_flag *tail, uint64_t position)
+    int sr_broadcast_peek(sr_ring_end *, const sr_flag *tail, sr_frame *)
+    int sr_broadcast_pull(sr_ring_end *, const sr_flag *tail, sr_incoming *)

@@ -1,4 +1,4 @@
-"""The two ends of a ring that needs no communicator."""
+"""The ends of rings that need no communicator."""
 
 from typing import Any
 
@@ -8,19 +8,16 @@ from typing_extensions import Buffer
 
 from .._system.segments import Mapping
 
-HEAD_NBYTES: int  # bytes before the ring's data
+HEAD_NBYTES: int  # bytes before the data of a ring with one reader
 LEAST_NBYTES: int  # minimum size of the ring's data
+MOST_READERS: int  # maximum number of readers
 
 class Ends:
-    """Both ends of one ring. Each end belongs to the process that first puts or gets there."""
+    """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
     closed_because: str | None
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...
-    @staticmethod
-    def _format(address: int, nbytes: int, pid: int, start_time: int) -> None:
-        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
-
     def put(self, item: NDArray[Any] | Buffer, timeout: float | None = None, *, block: bool = True) -> None:
         """Put bytes or an array in, and wait until all of it is in the ring."""
 
@@ -35,11 +32,8 @@ class Ends:
     def get_nowait(self, *, out: NDArray[Any] | None = None) -> Any:
         """Return the next item as `get(block=False)` does."""
 
-    def _liveness_of(self, side: int) -> tuple[int, int] | None:
-        """Return (pid, start time) of the process at a side; None if no process uses it yet."""
-
-    def _creator(self) -> tuple[int, int]:
-        """Return (pid, start time) of the process that created the ring."""
+    def _damaged(self) -> Exception:
+        """Return the error of a ring that holds data which no process puts in."""
 
     def _forget_sides(self) -> None:
         """Give up both sides in a forked child: they stay with the parent."""
@@ -51,8 +45,62 @@ class Ends:
     def nbytes(self) -> int:
         """Bytes of the ring's data."""
 
-    def _poll_peer(self, side: int) -> None: ...
+    def _creator(self) -> tuple[int, int]: ...
     def _come(self) -> tuple[int, int]: ...
     def _as_item(self, item: Any) -> bytes | np.ndarray[Any, Any]: ...
     def _text_of(self, dtype: np.dtype[Any]) -> bytes: ...
     def _dtype_of(self, text: bytes) -> np.dtype[Any]: ...
+
+class RingEnds(Ends):
+    """Both ends of a ring with one reader."""
+
+    def __init__(self, mapping: Mapping, pauses: int) -> None: ...
+    @staticmethod
+    def _format(address: int, nbytes: int, pid: int, start_time: int) -> None:
+        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+
+    def _liveness_of(self, side: int) -> tuple[int, int] | None:
+        """Return (pid, start time) of the process at a side; None if no process uses it yet."""
+
+    def _creator(self) -> tuple[int, int]:
+        """Return (pid, start time) of the process that created the ring."""
+
+    def _poll_peer(self, side: int) -> None: ...
+
+class BroadcastEnds(Ends):
+    """The writer's end and one reader's end of a ring with several readers."""
+
+    def __init__(self, mapping: Mapping, pauses: int) -> None: ...
+    @staticmethod
+    def _format(
+        address: int, nbytes: int, places: int, reserved: int, drops: bool, pid: int, start_time: int
+    ) -> None:
+        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+
+    @staticmethod
+    def _head_nbytes(places: int) -> int:
+        """Return the bytes before the ring's data."""
+
+    def put_object(self, obj: object, timeout: float | None = None, *, block: bool = True) -> None:
+        """Pickle an object, and wait until all of it is in the ring. Its arrays are not copied before."""
+
+    def get_object(self, timeout: float | None = None, *, block: bool = True) -> Any:
+        """Return the next item: an object unpickled, bytes and arrays as `get` returns them."""
+
+    @property
+    def lost(self) -> int:
+        """Number of items that this reader has lost, since the writer dropped them before they were got."""
+
+    @property
+    def readers(self) -> int:
+        """Number of readers that have come and not left. Those that were killed may still count."""
+
+    def _creator(self) -> tuple[int, int]:
+        """Return (pid, start time) of the process that created the ring."""
+
+    def _poll_writer(self, pid: int, start_time: int) -> None: ...
+    def _cause_of_death(self, pid: int, start_time: int) -> str | None: ...
+    def _why_none_comes(self, of_those: set[int] | None = None) -> str | None: ...
+    def _as_parts(self, obj: object) -> list[bytes | memoryview]: ...
+    def _room_for_object(self, nbytes: int) -> np.ndarray[Any, Any]: ...
+    def _object_of(self, item: np.ndarray[Any, Any]) -> object: ...

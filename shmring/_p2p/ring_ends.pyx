@@ -1,6 +1,8 @@
-# The two ends of a ring that needs no communicator: putting and getting items, and waiting for items and room. The
-# module `ring` allocates the memory, pickles the ring and converts dtypes.
+# The ends of rings that need no communicator: putting and getting items, and waiting for items and room. RingEnds is of
+# a ring with one reader, BroadcastEnds of a ring with several, and Ends has what both do alike. The modules `ring` and
+# `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
@@ -10,41 +12,57 @@ from libc.string cimport memcpy, memset
 from .._core cimport numpy_api as cnp
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
-    SR_CLOSED, SR_PAGE, sr_event_signal, sr_flag_load, sr_liveness, sr_liveness_set_state, sr_liveness_state,
-    sr_now_ns, sr_time_away,
+    SR_CACHE_LINE, SR_CLOSED, SR_PAGE, sr_event, sr_event_signal, sr_flag, sr_flag_load, sr_flag_set, sr_liveness,
+    sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_time_away,
 )
 from .._core.spsc_ring cimport (
-    SR_CONSUMER, SR_FRAME_CUT, SR_PRODUCER, SR_QUEUE_MAGIC, SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES,
-    SR_RING_WAIT, SR_RING_WHOLE, sr_event_sleep, sr_event_watch, sr_frame, sr_incoming, sr_liveness_acquire,
-    sr_outgoing, sr_pause, sr_queue, sr_ring_end, sr_ring_format, sr_ring_frame_nbytes, sr_ring_has_frame,
-    sr_ring_has_room, sr_ring_is_valid_length, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_peek,
-    sr_ring_publish_taken, sr_ring_pull, sr_ring_push, sr_ring_put,
+    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_MOST_READERS, SR_PLACE_CLOSED, SR_PLACE_FREE, SR_PLACE_JOINED,
+    SR_PLACE_RESERVED, SR_PRODUCER, SR_QUEUE_MAGIC, SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES, SR_RING_WAIT,
+    SR_RING_WHOLE, sr_broadcast, sr_broadcast_admit, sr_broadcast_drop, sr_broadcast_find_slowest, sr_broadcast_format,
+    sr_broadcast_has_changed, sr_broadcast_has_readers, sr_broadcast_head_nbytes, sr_broadcast_is_valid,
+    sr_broadcast_leave, sr_broadcast_open_writer, sr_broadcast_peek, sr_broadcast_pull, sr_broadcast_take_place,
+    sr_broadcast_was_dropped, sr_broadcast_writer, sr_event_sleep, sr_event_watch, sr_flag_load_ordered,
+    sr_flag_replace_ordered, sr_frame, sr_incoming, sr_liveness_acquire, sr_outgoing, sr_pause, sr_place,
+    sr_place_get_state, sr_place_owner, sr_place_pid, sr_process_close, sr_process_has_ended, sr_process_open, sr_queue,
+    sr_reader, sr_ring_end, sr_ring_format, sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room,
+    sr_ring_is_valid_length, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_peek, sr_ring_publish_taken,
+    sr_ring_pull, sr_ring_push, sr_ring_push_part, sr_ring_put,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 
 import queue
 
-from ..errors import Closed, Error, Timeout
+from ..errors import Closed, Error, RankFailed, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
 
 cnp.import_array()
 
-HEAD_NBYTES = SR_PAGE       # bytes before the ring's data
+HEAD_NBYTES = SR_PAGE       # bytes before the data of a ring with one reader
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
+MOST_READERS = SR_MOST_READERS
 
 cdef enum:
     # Measured with bench/engine/bench_ring.py: one piece is put in while the previous one is taken out.
     PIECE_NBYTES = 16384
     BRIEF_NBYTES = 65536        # copying such a small item takes less time than releasing and taking the GIL
     BRIEF_PAUSES = 50           # pauses with the GIL held
-    POLL_NS = 20000000          # interval of checks for signals
-    POLLS_A_PEER_CHECK = 5      # the other process is checked once in so many intervals
+    # Each interval ends in 25 to 35 us of CPU, nearly all of it the kernel's. Fewer than 30 may end in 5 s of an idle
+    # reader (bench/engine/bench_broadcast.py).
+    POLL_NS = 100000000         # interval of checks for signals and for the other process ...
+    SHORT_POLLS = 3             # ... so many times, and then ...
+    LONG_POLL_NS = 200000000    # ... this interval
+    POLLS_A_FULL_CHECK = 10     # /proc is read once in so many intervals, if a descriptor shows the end of the process
+    POLLS_AN_ABSENT_CHECK = 3   # a process that has not come is looked for once in so many long intervals
     MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
+    JOIN_NBYTES = 65536         # the parts of such a small object are copied together
 
 cdef enum Kind:      # kind of a frame
-    BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION
+    BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION, OBJECT
+
+cdef enum:
+    KIND_BITS = 8               # of a frame's kind; the other 48 bits are the number of the item
 
 
 # Shape and dtype of the arrays that follow, as transferred: ndim, the lengths, then the dtype's text.
@@ -53,29 +71,18 @@ cdef struct Shape:
     int64_t length[MOST_DIMENSIONS]
 
 
-cdef inline bint is_ready(sr_ring_end *end, uint64_t room_nbytes) noexcept nogil:
-    return sr_ring_has_room(end, room_nbytes) if room_nbytes else sr_ring_has_frame(end)
-
-
-cdef inline bint spin(sr_ring_end *end, uint64_t room_nbytes, int pauses) noexcept nogil:
-    cdef int _turn
-    for _turn in range(pauses):
-        if is_ready(end, room_nbytes):
-            return True
-        sr_pause()
-    return is_ready(end, room_nbytes)
-
-
 cdef class Ends:
-    """Both ends of one ring. Each end belongs to the process that first puts or gets there."""
+    """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
-    cdef sr_queue *q
-    cdef sr_ring_end producer, consumer
+    cdef sr_ring_end *producer
+    cdef sr_ring_end own_producer, consumer
     cdef object mapping                 # keeps the memory mapped
     cdef bint puts, gets                # this process uses that side
     cdef bint is_putting, is_getting    # a thread of this process is in put or get
     cdef int pauses
-    cdef uint64_t[2] slept_ns           # by side, start of the last sleep
+    cdef uint64_t nbytes_of_ring        # a copy that has been checked
+    cdef uint64_t[2] slept_ns           # by side, time at which the last sleep was to end
+    cdef int[2] watched_pid, watched_fd    # by side: the process for which it waits, and a descriptor of that process
     cdef bint must_send_cut             # the last put was interrupted: the frame `cut` must still be sent
     cdef sr_frame cut
     cdef object put_dtype, put_text     # from the last description sent; None: the next array sends one
@@ -86,31 +93,57 @@ cdef class Ends:
     cdef object item                    # its destination; None: no message is being received
     cdef object item_kind
     cdef bint item_is_given             # ... and it is the caller's array
+    cdef const sr_flag *tail            # if the writer drops items: position of the oldest item; else NULL
+    cdef uint64_t number, next_number   # of the next item that goes in, and of the next one that comes out
+    cdef uint64_t nlost                 # items that the writer has dropped before this process could get them
     cdef readonly object closed_because
 
     def __cinit__(self, *_, **__):
         self.closed_because = "this ring was never made"
+        self.producer = &self.own_producer
+        self.watched_fd[SR_PRODUCER] = self.watched_fd[SR_CONSUMER] = -1
 
-    def __init__(self, mapping, int pauses):
-        cdef uintptr_t address = mapping.address
-        cdef sr_queue *q = <sr_queue *> address
-        if mapping.nbytes < SR_PAGE or q.magic != SR_QUEUE_MAGIC or not sr_ring_is_valid_length(q.nbytes) \
-                or mapping.nbytes - SR_PAGE < q.nbytes:
-            raise Error("this memory is not a ring of this version of shmring")
-        self.mapping = mapping
-        self.q = q
-        self.pauses = pauses
-        self.closed_because = None
+    # -- the two kinds of rings differ in this --
 
-    @staticmethod
-    def _format(uintptr_t address, uint64_t nbytes, int pid, uint64_t start_time):
-        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
-        cdef sr_queue *q = <sr_queue *> address
-        sr_ring_format(&q.ring, 0)
-        q.nbytes = nbytes
-        q.creator.pid = pid
-        q.creator.start_time = start_time
-        q.magic = SR_QUEUE_MAGIC
+    # Make this process the owner of a side.
+    cdef int take_side(self, int side) except -1:
+        raise NotImplementedError
+
+    # Return whether this process may take frames now. False: the writer has yet to admit it.
+    cdef bint may_take(self) except -1:
+        return True
+
+    # Begin a put: raise if no process will ever get the item.
+    cdef int check_readers(self) except -1:
+        raise NotImplementedError
+
+    # Return whether there is a frame (room_nbytes 0), or room for room_nbytes.
+    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
+        return False
+
+    # Return the event on which a side sleeps; NULL: it has nothing to sleep for.
+    cdef sr_event *event_of(self, int side) noexcept nogil:
+        return NULL
+
+    # Return whether the process for which a side waits has closed the ring.
+    cdef bint is_closed_there(self, int side) noexcept nogil:
+        return False
+
+    # Return the error of a side for which is_closed_there() is true.
+    cdef object closed_there(self, int side):
+        return Closed("the process at the other side has closed this ring")
+
+    # Return the process for which a side waits; 0 if that process has not come.
+    cdef int awaited_pid(self, int side) noexcept:
+        return 0
+
+    # Raise RankFailed if the process for which a side waits is gone, or will never come.
+    cdef int poll_awaited(self, int side) except -1:
+        raise NotImplementedError
+
+    # Make room by dropping the oldest items, in a ring that drops items.
+    cdef int drop_for(self, uint64_t room_nbytes) except -1:
+        raise NotImplementedError
 
     # -- putting --
 
@@ -142,10 +175,11 @@ cdef class Ends:
             if not isinstance(item, (bytes, cnp.ndarray)):
                 item = self._as_item(item)
             if type(item) is bytes:
-                self.check_room(len(item), 0, block)
-                self.send(BYTES, <const unsigned char *> PyBytes_AS_STRING(item), len(item), block, &deadline)
+                self.check_room(sr_ring_message_nbytes(self.producer, len(item)), block)
+                self.send(BYTES, <const unsigned char *> PyBytes_AS_STRING(item), len(item), &deadline)
             else:
                 self.put_array(item, block, &deadline)
+            self.number += 1
         finally:
             self.is_putting = False
 
@@ -171,8 +205,7 @@ cdef class Ends:
             raise RuntimeError("another thread is putting into this ring; it takes one at a time")
         if not self.puts:
             self.take_side(SR_PRODUCER)
-        if sr_liveness_state(&self.q.liveness[SR_CONSUMER]) == SR_CLOSED:
-            raise Closed("the process that gets from this ring has closed it")
+        self.check_readers()
         self.is_putting = True
         return 0
 
@@ -189,11 +222,12 @@ cdef class Ends:
             else:
                 x = x.copy()
         nbytes = cnp.PyArray_NBYTES(x)
-        if not self.is_described(x):
+        # An array whose description may be dropped before it needs one of its own.
+        if self.tail != NULL or not self.is_described(x):
             self.describe(x, nbytes, block, deadline)
         else:
-            self.check_room(nbytes, 0, block)
-        self.send(kind, <const unsigned char *> cnp.PyArray_DATA(x), nbytes, block, deadline)
+            self.check_room(sr_ring_message_nbytes(self.producer, nbytes), block)
+        self.send(kind, <const unsigned char *> cnp.PyArray_DATA(x), nbytes, deadline)
         return 0
 
     cdef bint is_described(self, cnp.ndarray x) noexcept:
@@ -217,39 +251,47 @@ cdef class Ends:
         for i in range(cnp.PyArray_NDIM(x)):
             shape.length[i] = cnp.PyArray_DIM(x, i)
         words = PyBytes_FromStringAndSize(<const char *> &shape, 8 * (1 + shape.ndim)) + text
-        self.check_room(len(words), sr_ring_message_nbytes(&self.producer, nbytes), block)
+        self.check_room(sr_ring_message_nbytes(self.producer, len(words)) +
+                        sr_ring_message_nbytes(self.producer, nbytes), block)
         self.put_dtype = None    # unless all of it gets there
-        self.send(DESCRIPTION, <const unsigned char *> PyBytes_AS_STRING(words), len(words), block, deadline)
+        self.send(DESCRIPTION, <const unsigned char *> PyBytes_AS_STRING(words), len(words), deadline)
         self.put_dtype, self.put_text, self.put_shape = dtype, text, shape
         return 0
 
-    # With block=False, either the whole item fits or nothing is put in.
-    cdef int check_room(self, size_t nbytes, uint64_t more_nbytes, bint block) except -1:
-        if block:
+    # Without block, and in a ring that drops items, either the whole item fits or nothing is put in.
+    cdef int check_room(self, uint64_t room_nbytes, bint block) except -1:
+        if block and self.tail == NULL:
             return 0
-        more_nbytes += sr_ring_message_nbytes(&self.producer, nbytes)
         if self.must_send_cut:
-            more_nbytes += sr_ring_frame_nbytes(0)
-        if not sr_ring_has_room(&self.producer, more_nbytes):
+            room_nbytes += sr_ring_frame_nbytes(0)
+        if self.is_ready(SR_PRODUCER, room_nbytes):
+            return 0
+        if self.tail == NULL:
             raise queue.Full()
+        self.drop_for(room_nbytes)
         return 0
 
-    cdef int send(self, int kind, const unsigned char *data, size_t nbytes, bint block, uint64_t *deadline) except -1:
-        cdef sr_outgoing message
-        cdef int status
+    cdef int begin_message(self, sr_outgoing *message, int kind, uint64_t nbytes, uint64_t *deadline) except -1:
         if self.must_send_cut:
             self.pay_cut(deadline)
-        memset(&message, 0, sizeof(message))
-        message.head.kind = kind
+        memset(message, 0, sizeof(sr_outgoing))
+        message.head.kind = kind | self.number << KIND_BITS
+        message.head.tag = SR_FRAME_CONTINUED if kind == DESCRIPTION else 0
         message.head.message_nbytes = nbytes
+        return 0
+
+    cdef int send(self, int kind, const unsigned char *data, size_t nbytes, uint64_t *deadline) except -1:
+        cdef sr_outgoing message
+        cdef int status
+        self.begin_message(&message, kind, nbytes, deadline)
         message.data = data
         try:
             while True:
                 if nbytes <= BRIEF_NBYTES:
-                    status = sr_ring_push(&self.producer, &message)
+                    status = sr_ring_push(self.producer, &message)
                 else:
                     with nogil:
-                        status = sr_ring_push(&self.producer, &message)
+                        status = sr_ring_push(self.producer, &message)
                 if status == SR_RING_WHOLE:
                     return 0
                 self.wait(SR_PRODUCER, sr_ring_frame_nbytes(message.head.nbytes), deadline)
@@ -258,20 +300,49 @@ cdef class Ends:
                 self.give_up(&message)
             raise
 
+    # As send, for a message of several bytes-like parts, of which at least the last one has bytes.
+    cdef int send_parts(self, int kind, list parts, size_t nbytes, uint64_t *deadline) except -1:
+        cdef sr_outgoing message
+        self.begin_message(&message, kind, nbytes, deadline)
+        try:
+            for part in parts:
+                self.send_part(part, &message, deadline)
+        except BaseException:
+            if message.offset > 0:
+                self.give_up(&message)
+            raise
+        return 0
+
+    cdef int send_part(self, object part, sr_outgoing *message, uint64_t *deadline) except -1:
+        cdef Py_buffer view
+        cdef uint64_t done = 0
+        cdef int status
+        PyObject_GetBuffer(part, &view, PyBUF_SIMPLE)
+        try:
+            while True:
+                with nogil:
+                    status = sr_ring_push_part(self.producer, message, <const unsigned char *> view.buf, view.len,
+                                               &done)
+                if status == SR_RING_WHOLE:
+                    return 0
+                self.wait(SR_PRODUCER, sr_ring_frame_nbytes(message.head.nbytes), deadline)
+        finally:
+            PyBuffer_Release(&view)
+
     # Tell the other side that the message it has begun to get is void.
     cdef int give_up(self, sr_outgoing *message) except -1:
         self.cut = message.head
         self.cut.nbytes = 0
         self.cut.flags = SR_FRAME_CUT
         self.must_send_cut = True
-        if sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
+        if self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
             self.pay_cut(NULL)
         return 0
 
     cdef int pay_cut(self, uint64_t *deadline) except -1:
-        while not sr_ring_has_room(&self.producer, sr_ring_frame_nbytes(0)):
+        while not self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
             self.wait(SR_PRODUCER, sr_ring_frame_nbytes(0), deadline)
-        sr_ring_put(&self.producer, &self.cut, &self.cut)   # has no data
+        sr_ring_put(self.producer, &self.cut, &self.cut)   # has no data
         self.must_send_cut = False
         return 0
 
@@ -303,19 +374,7 @@ cdef class Ends:
         Closed, RankFailed
             Once the ring is empty, if the other side has closed it, or died.
         """
-        cdef uint64_t deadline = deadline_ns_of(timeout)
-        self.begin_get()
-        try:
-            while True:
-                if self.item is None and not self.begin_item(out, block, &deadline):
-                    continue
-                if self.finish_item(block, &deadline):
-                    if self.item_kind == DESCRIPTION:
-                        self.keep_description(self.take_item())
-                    else:
-                        return self.deliver(out)
-        finally:
-            self.is_getting = False
+        return self.next_item(timeout, block, out, False)
 
     def get_nowait(self, *, out=None):
         """Return the next item as `get(block=False)` does.
@@ -337,6 +396,24 @@ cdef class Ends:
         """
         return self.get(block=False, out=out)
 
+    cdef object next_item(self, object timeout, bint block, object out, bint takes_objects):
+        cdef uint64_t deadline = deadline_ns_of(timeout)
+        self.begin_get()
+        try:
+            while True:
+                if self.item is None and not self.begin_item(out, takes_objects, block, &deadline):
+                    continue
+                if not self.finish_item(block, &deadline):
+                    continue
+                if self.item_kind == DESCRIPTION:
+                    self.keep_description(self.take_item())
+                    continue
+                item = self.deliver(out, takes_objects)
+                self.next_number += 1
+                return self._object_of(item) if self.item_kind == OBJECT else item
+        finally:
+            self.is_getting = False
+
     cdef int begin_get(self) except -1:
         if self.closed_because is not None:
             raise Closed(self.closed_because)
@@ -348,44 +425,68 @@ cdef class Ends:
         return 0
 
     # Allocate the destination of the next message. Return False if no message has come yet.
-    cdef bint begin_item(self, object out, bint block, uint64_t *deadline) except -1:
+    cdef bint begin_item(self, object out, bint takes_objects, bint block, uint64_t *deadline) except -1:
         cdef sr_frame head
-        cdef int status = sr_ring_peek(&self.consumer, &head)
+        cdef int status = SR_RING_WAIT, kind
+        cdef uint64_t number
+        if self.may_take():
+            status = sr_ring_peek(&self.consumer, &head) if self.tail == NULL else \
+                sr_broadcast_peek(&self.consumer, self.tail, &head)
         if status == SR_RING_WAIT:
             self.wait_for_frame(block, deadline)
             return False
+        if status == SR_RING_CUT:    # items have been dropped
+            return False
         if status != SR_RING_WHOLE or head.flags & SR_FRAME_CUT or head.message_nbytes > <uint64_t> 1 << 62:
-            raise self.damaged()
+            raise self._damaged()
+        kind = head.kind & (1 << KIND_BITS) - 1
+        number = head.kind >> KIND_BITS
+        if number != self.next_number:
+            if self.tail == NULL or number < self.next_number:
+                raise self._damaged()
+            self.nlost += number - self.next_number
+            self.next_number = number
+        if kind != ARRAY and kind != FORTRAN_ARRAY and kind != DESCRIPTION:
+            self.check_kind(kind, head.message_nbytes, out, takes_objects)
         self.item_is_given = False
-        if head.kind == BYTES or head.kind == DESCRIPTION:
-            if head.kind == BYTES and out is not None:
-                raise ValueError(f"the next item is {head.message_nbytes} bytes and no array; get it without out=")
+        if kind == BYTES or kind == DESCRIPTION:
             item = PyBytes_FromStringAndSize(NULL, head.message_nbytes)
             self.incoming.data = <unsigned char *> PyBytes_AS_STRING(item)
-        elif head.kind == ARRAY or head.kind == FORTRAN_ARRAY:
-            item = self.room_for_array(&head, out)
+        elif kind == OBJECT:
+            item = self._room_for_object(head.message_nbytes)
+            self.incoming.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> item)
+        elif kind == ARRAY or kind == FORTRAN_ARRAY:
+            item = self.room_for_array(&head, kind, out)
             self.incoming.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> item)
         else:
-            raise self.damaged()
+            raise self._damaged()
         self.incoming.nbytes = head.message_nbytes
         self.incoming.offset = 0
-        self.item_kind = head.kind
+        self.item_kind = kind
         self.item = item
         return True
 
-    cdef object room_for_array(self, sr_frame *head, object out):
+    # Raise ValueError if the next item is not what the caller asks for.
+    cdef int check_kind(self, int kind, uint64_t nbytes, object out, bint takes_objects) except -1:
+        if kind == OBJECT and not takes_objects:
+            raise ValueError("the next item is an object; get it with get_object()")
+        if kind == BYTES and out is not None:
+            raise ValueError(f"the next item is {nbytes} bytes and no array; get it without out=")
+        return 0
+
+    cdef object room_for_array(self, sr_frame *head, int kind, object out):
         cdef cnp.npy_intp[MOST_DIMENSIONS] lengths
         cdef uint64_t nbytes
-        cdef bint is_fortran = head.kind == FORTRAN_ARRAY
+        cdef bint is_fortran = kind == FORTRAN_ARRAY
         cdef int i
         if self.got_dtype is None:
-            raise self.damaged()
+            raise self._damaged()
         nbytes = cnp.PyDataType_ELSIZE(self.got_dtype)
         for i in range(self.got_shape.ndim):
             lengths[i] = self.got_shape.length[i]
             nbytes *= <uint64_t> lengths[i]
         if nbytes != head.message_nbytes:
-            raise self.damaged()
+            raise self._damaged()
         if out is not None:
             self.check_out(out, is_fortran)
             self.item_is_given = True
@@ -409,22 +510,27 @@ cdef class Ends:
                              "as the next item is")
         return 0
 
-    # Return False if the message is void: its sender gave it up.
+    cdef int pull(self) noexcept nogil:
+        if self.tail == NULL:
+            return sr_ring_pull(&self.consumer, &self.incoming)
+        return sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
+
+    # Return False if the message is void: its sender gave it up, or dropped it.
     cdef bint finish_item(self, bint block, uint64_t *deadline) except -1:
         cdef int status
         while True:
             if self.incoming.nbytes <= BRIEF_NBYTES:
-                status = sr_ring_pull(&self.consumer, &self.incoming)
+                status = self.pull()
             else:
                 with nogil:
-                    status = sr_ring_pull(&self.consumer, &self.incoming)
+                    status = self.pull()
             if status == SR_RING_WHOLE:
                 return True
             if status == SR_RING_CUT:
                 self.item = None
                 return False
             if status == SR_RING_DAMAGED:
-                raise self.damaged()
+                raise self._damaged()
             self.wait_for_frame(block, deadline)
 
     cdef object take_item(self):
@@ -432,15 +538,19 @@ cdef class Ends:
         self.item = None
         return item
 
-    cdef object deliver(self, object out):
+    cdef object deliver(self, object out, bint takes_objects):
         item = self.take_item()
+        if self.item_kind == OBJECT or self.item_kind == BYTES:   # receiving may have begun in another call
+            try:
+                self.check_kind(self.item_kind, len(item), out, takes_objects)
+            except BaseException:
+                self.item = item
+                raise
+            return item
         if out is item or (out is None and not self.item_is_given):
             return item
         if out is None:
             return item.copy()
-        if self.item_kind == BYTES:   # receiving began in a call without out
-            self.item = item
-            raise ValueError(f"the next item is {len(item)} bytes and no array; get it without out=")
         try:
             self.check_out(out, self.item_kind == FORTRAN_ARRAY)
         except BaseException:
@@ -456,10 +566,10 @@ cdef class Ends:
         memset(&shape, 0, sizeof(shape))
         memcpy(&shape, PyBytes_AS_STRING(words), min(nbytes, sizeof(shape)))
         if nbytes < 8 or not 0 <= shape.ndim <= MOST_DIMENSIONS or nbytes < 8 * (1 + <size_t> shape.ndim):
-            raise self.damaged()
+            raise self._damaged()
         for i in range(shape.ndim):
             if shape.length[i] < 0:
-                raise self.damaged()
+                raise self._damaged()
         text = words[8 * (1 + shape.ndim):]
         if text != self.got_text:
             self.got_dtype = None
@@ -475,25 +585,199 @@ cdef class Ends:
         self.wait(SR_CONSUMER, 0, deadline)
         return 0
 
-    cdef object damaged(self):
+    def _damaged(self):
+        """Return the error of a ring that holds data which no process puts in."""
         return Error("the memory of this ring is damaged: it holds data that were never put in")
 
-    # -- sides --
+    # -- waiting --
+
+    # Return when there may be a frame (room_nbytes 0) or room for room_nbytes.
+    cdef int wait(self, int side, uint64_t room_nbytes, uint64_t *deadline) except -1:
+        cdef uint64_t now, next_poll
+        cdef int npolls = 0
+        cdef bint ready
+        if self.spin(side, room_nbytes, min(self.pauses, <int> BRIEF_PAUSES)):
+            return 0
+        next_poll = sr_now_ns() + POLL_NS
+        with nogil:
+            ready = self.wait_awake(side, room_nbytes, min(deadline[0], next_poll))
+        while not ready:
+            now = sr_now_ns()
+            if deadline[0] != NEVER_NS and now > self.slept_ns[side]:
+                deadline[0] += sr_time_away(self.slept_ns[side], now)
+            PyErr_CheckSignals()
+            if self.is_closed_there(side):
+                if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
+                    return 0
+                raise self.closed_there(side)
+            if now >= next_poll:
+                self.check_awaited(side, room_nbytes, npolls)
+                npolls += 1
+                next_poll = now + (POLL_NS if npolls < SHORT_POLLS else LONG_POLL_NS)
+            if now >= deadline[0]:
+                what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
+                raise Timeout(f"{what} within the timeout; the ring stays as it is")
+            with nogil:
+                ready = self.sleep(side, room_nbytes, min(deadline[0], next_poll))
+        return 0
+
+    cdef bint spin(self, int side, uint64_t room_nbytes, int pauses) noexcept nogil:
+        cdef int _turn
+        for _turn in range(pauses):
+            if self.is_ready(side, room_nbytes):
+                return True
+            sr_pause()
+        return self.is_ready(side, room_nbytes)
+
+    # Pause, then sleep without yielding first: on busy CPUs a yield gives other processes a time slice, while a sleeper
+    # is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
+    cdef bint wait_awake(self, int side, uint64_t room_nbytes, uint64_t until_ns) noexcept nogil:
+        if side == SR_CONSUMER:
+            sr_ring_publish_taken(&self.consumer)
+        return self.spin(side, room_nbytes, self.pauses) or self.sleep(side, room_nbytes, until_ns)
+
+    cdef bint sleep(self, int side, uint64_t room_nbytes, uint64_t until_ns) noexcept nogil:
+        cdef uint64_t now = sr_now_ns()
+        cdef sr_event *event = self.event_of(side)
+        cdef uint32_t generation
+        self.slept_ns[side] = until_ns
+        if event == NULL:
+            return self.is_ready(side, room_nbytes)
+        generation = sr_event_watch(event)
+        if self.is_ready(side, room_nbytes):
+            return True
+        if now < until_ns and self.event_of(side) == event and not self.is_closed_there(side):
+            sr_event_sleep(event, generation, until_ns - now)
+        return self.is_ready(side, room_nbytes)
+
+    # Raise if the process for which a side waits is gone. A descriptor of the process costs less than reading /proc,
+    # which shows a death earlier: before the kernel has freed the memory.
+    cdef int check_awaited(self, int side, uint64_t room_nbytes, int npolls) except -1:
+        cdef int pid = self.awaited_pid(side)
+        if pid == 0 and npolls > SHORT_POLLS and npolls % POLLS_AN_ABSENT_CHECK:
+            return 0
+        if pid != self.watched_pid[side]:
+            self.stop_watching(side)
+            self.watched_pid[side] = pid
+            self.watched_fd[side] = sr_process_open(pid) if pid else -1
+        elif self.watched_fd[side] >= 0 and npolls % POLLS_A_FULL_CHECK and \
+                not sr_process_has_ended(self.watched_fd[side]):
+            return 0
+        try:
+            self.poll_awaited(side)
+        except Error:
+            if not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):   # an item put in before it died
+                raise
+        return 0
+
+    cdef int stop_watching(self, int side) except -1:
+        if self.watched_fd[side] >= 0:
+            sr_process_close(self.watched_fd[side])
+        self.watched_fd[side] = -1
+        self.watched_pid[side] = 0
+        return 0
+
+    # -- closing --
+
+    def _forget_sides(self):
+        """Give up both sides in a forked child: they stay with the parent."""
+        self.puts = self.gets = self.is_putting = self.is_getting = self.must_send_cut = False
+        self.item = self.put_dtype = self.got_dtype = self.got_text = None
+        self.number = self.next_number = self.nlost = 0
+        self.stop_watching(SR_PRODUCER)
+        self.stop_watching(SR_CONSUMER)
+
+    def _close(self, str because):
+        """Close the sides that this process uses. Return True if the ring was open."""
+        if self.closed_because is not None:
+            return False
+        if self.is_putting or self.is_getting:
+            raise RuntimeError("close() while another thread is inside a call of this ring")
+        self.closed_because = because
+        self.stop_watching(SR_PRODUCER)
+        self.stop_watching(SR_CONSUMER)
+        self.leave()
+        self.item = None
+        return True
+
+    # Tell the other processes that this one has closed the ring, and forget the memory.
+    cdef int leave(self) except -1:
+        raise NotImplementedError
+
+    @property
+    def nbytes(self):
+        """Bytes of the ring's data."""
+        if self.closed_because is not None:
+            raise Closed(self.closed_because)
+        return self.nbytes_of_ring
+
+
+cdef class RingEnds(Ends):
+    """Both ends of a ring with one reader."""
+
+    cdef sr_queue *q
+
+    def __init__(self, mapping, int pauses):
+        cdef uintptr_t address = mapping.address
+        cdef sr_queue *q = <sr_queue *> address
+        cdef uint64_t nbytes = q.nbytes if mapping.nbytes >= SR_PAGE else 0
+        if not sr_ring_is_valid_length(nbytes) or q.magic != SR_QUEUE_MAGIC or mapping.nbytes - SR_PAGE < nbytes:
+            raise Error("this memory is not a ring of this version of shmring")
+        self.mapping = mapping
+        self.nbytes_of_ring = nbytes
+        self.q = q
+        self.pauses = pauses
+        self.closed_because = None
+
+    @staticmethod
+    def _format(uintptr_t address, uint64_t nbytes, int pid, uint64_t start_time):
+        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+        cdef sr_queue *q = <sr_queue *> address
+        sr_ring_format(&q.ring, 0)
+        q.nbytes = nbytes
+        q.creator.pid = pid
+        q.creator.start_time = start_time
+        q.magic = SR_QUEUE_MAGIC
 
     cdef int take_side(self, int side) except -1:
         cdef sr_liveness *liveness = &self.q.liveness[side]
-        cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
+        cdef sr_ring_end *end = &self.own_producer if side == SR_PRODUCER else &self.consumer
+        cdef uint64_t first = sr_flag_load(&self.q.ring.taken.value)
+        if first % SR_CACHE_LINE:
+            raise self._damaged()
         if not sr_liveness_acquire(liveness):
             what = "puts into" if side == SR_PRODUCER else "gets from"
             raise RuntimeError(f"process {liveness.pid} {what} this ring already; each side is for one process")
         liveness.pid, liveness.start_time = self._come()
-        sr_ring_open_end(end, &self.q.ring, <unsigned char *> self.q + SR_PAGE, self.q.nbytes,
-                         sr_flag_load(&self.q.ring.taken.value), &self.q.event[1 - side],
-                         find_kernels(NULL).copy, PIECE_NBYTES)
+        sr_ring_open_end(end, &self.q.ring, <unsigned char *> self.q + SR_PAGE, self.nbytes_of_ring, first,
+                         &self.q.event[1 - side], find_kernels(NULL).copy, PIECE_NBYTES)
         if side == SR_PRODUCER:
             self.puts = True
         else:
             self.gets = True
+        return 0
+
+    cdef int check_readers(self) except -1:
+        if sr_liveness_state(&self.q.liveness[SR_CONSUMER]) == SR_CLOSED:
+            raise Closed("the process that gets from this ring has closed it")
+        return 0
+
+    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
+        return sr_ring_has_room(self.producer, room_nbytes) if side == SR_PRODUCER else \
+            sr_ring_has_frame(&self.consumer)
+
+    cdef sr_event *event_of(self, int side) noexcept nogil:
+        return &self.q.event[side]
+
+    cdef bint is_closed_there(self, int side) noexcept nogil:
+        return sr_liveness_state(&self.q.liveness[1 - side]) == SR_CLOSED
+
+    cdef int awaited_pid(self, int side) noexcept:
+        cdef sr_liveness *liveness = &self.q.liveness[1 - side]
+        return liveness.pid if sr_liveness_state(liveness) else 0
+
+    cdef int poll_awaited(self, int side) except -1:
+        self._poll_peer(1 - side)
         return 0
 
     def _liveness_of(self, int side):
@@ -505,19 +789,8 @@ cdef class Ends:
         """Return (pid, start time) of the process that created the ring."""
         return self.q.creator.pid, self.q.creator.start_time
 
-    def _forget_sides(self):
-        """Give up both sides in a forked child: they stay with the parent."""
-        self.puts = self.gets = self.is_putting = self.is_getting = self.must_send_cut = False
-        self.item = self.put_dtype = self.got_dtype = self.got_text = None
-
-    def _close(self, str because):
-        """Close the sides that this process uses. Return True if the ring was open."""
+    cdef int leave(self) except -1:
         cdef int side
-        if self.closed_because is not None:
-            return False
-        if self.is_putting or self.is_getting:
-            raise RuntimeError("close() while another thread is inside a call of this ring")
-        self.closed_because = because
         if self.gets:
             sr_ring_publish_taken(&self.consumer)
         for side in range(2):
@@ -525,68 +798,307 @@ cdef class Ends:
                 sr_liveness_set_state(&self.q.liveness[side], SR_CLOSED)
                 sr_event_signal(&self.q.event[1 - side])
         self.q = NULL
-        self.item = None
-        return True
-
-    @property
-    def nbytes(self):
-        """Bytes of the ring's data."""
-        if self.closed_because is not None:
-            raise Closed(self.closed_because)
-        return self.q.nbytes
-
-    # -- waiting --
-
-    # Return when there may be a frame (room_nbytes 0) or room for room_nbytes.
-    cdef int wait(self, int side, uint64_t room_nbytes, uint64_t *deadline) except -1:
-        cdef sr_ring_end *end = &self.producer if side == SR_PRODUCER else &self.consumer
-        cdef uint64_t now
-        cdef int npolls = 0
-        cdef bint ready
-        if spin(end, room_nbytes, min(self.pauses, <int> BRIEF_PAUSES)):
-            return 0
-        with nogil:
-            ready = self.wait_awake(end, side, room_nbytes, deadline[0])
-        while not ready:
-            now = sr_now_ns()
-            if deadline[0] != NEVER_NS:
-                deadline[0] += sr_time_away(self.slept_ns[side], now)
-            PyErr_CheckSignals()
-            if sr_liveness_state(&self.q.liveness[1 - side]) == SR_CLOSED:
-                if is_ready(end, room_nbytes) and side == SR_CONSUMER:
-                    return 0
-                raise Closed("the process at the other side has closed this ring")
-            if npolls % POLLS_A_PEER_CHECK == POLLS_A_PEER_CHECK - 1:
-                self.check_peer(end, side, room_nbytes)
-            if now >= deadline[0]:
-                what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
-                raise Timeout(f"{what} within the timeout; the ring stays as it is")
-            npolls += 1
-            with nogil:
-                ready = self.sleep(end, side, room_nbytes, deadline[0])
         return 0
 
-    # Pause, then sleep without yielding first: on busy CPUs a yield gives other processes a time slice, while a sleeper
-    # is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
-    cdef bint wait_awake(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
-        if side == SR_CONSUMER:
-            sr_ring_publish_taken(end)
-        return spin(end, room_nbytes, self.pauses) or self.sleep(end, side, room_nbytes, deadline)
 
-    cdef bint sleep(self, sr_ring_end *end, int side, uint64_t room_nbytes, uint64_t deadline) noexcept nogil:
-        cdef uint64_t now = sr_now_ns()
-        cdef uint32_t generation = sr_event_watch(&self.q.event[side])
-        self.slept_ns[side] = now
-        if is_ready(end, room_nbytes):
-            return True
-        if now < deadline and sr_liveness_state(&self.q.liveness[1 - side]) != SR_CLOSED:
-            sr_event_sleep(&self.q.event[side], generation, min(deadline - now, <uint64_t> POLL_NS))
-        return is_ready(end, room_nbytes)
+cdef class BroadcastEnds(Ends):
+    """The writer's end and one reader's end of a ring with several readers."""
 
-    cdef int check_peer(self, sr_ring_end *end, int side, uint64_t room_nbytes) except -1:
+    cdef sr_broadcast *shared
+    cdef sr_broadcast_writer writer
+    cdef uint32_t places                # a copy that has been checked
+    cdef bint keeps_readers             # only the readers of the beginning count: without them, a put is an error
+    cdef int place, pid                 # of this reader
+    cdef bint has_entered               # the writer has admitted this reader
+    cdef object last_death              # how the last reader that was found dead died
+
+    def __init__(self, mapping, int pauses):
+        cdef uintptr_t address = mapping.address
+        cdef sr_broadcast *shared = <sr_broadcast *> address
+        cdef uint64_t nbytes = 0, places = 0
+        if mapping.nbytes >= SR_PAGE:
+            nbytes, places = shared.nbytes, shared.places
+        if not sr_broadcast_is_valid(shared, mapping.nbytes, nbytes, places):
+            raise Error("this memory is not a broadcast ring of this version of shmring")
+        self.mapping = mapping
+        self.nbytes_of_ring = nbytes
+        self.places = <uint32_t> places
+        self.keeps_readers = shared.reserved == places
+        self.shared = shared
+        self.producer = &self.writer.end
+        self.tail = &shared.tail.value if shared.drops else NULL
+        self.pauses = pauses
+        self.closed_because = None
+
+    @staticmethod
+    def _format(uintptr_t address, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops, int pid,
+                uint64_t start_time):
+        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+        cdef sr_broadcast *shared = <sr_broadcast *> address
+        shared.creator_pid = pid
+        shared.creator_start_time = start_time
+        sr_broadcast_format(shared, nbytes, places, reserved, drops, 0)
+
+    @staticmethod
+    def _head_nbytes(uint64_t places):
+        """Return the bytes before the ring's data."""
+        return sr_broadcast_head_nbytes(places)
+
+    # -- objects --
+
+    def put_object(self, obj, timeout=None, *, bint block=True):
+        """Pickle an object, and wait until all of it is in the ring. Its arrays are not copied before.
+
+        Parameters
+        ----------
+        obj : object
+            Anything that can be pickled.
+        timeout : float, optional
+            Seconds; None waits for ever.
+        block : bool
+            As in `put`.
+
+        Raises
+        ------
+        Timeout, Closed, RankFailed, ValueError
+            As `put`.
+        """
+        cdef uint64_t deadline = deadline_ns_of(timeout)
+        cdef uint64_t room_nbytes = 0
+        cdef size_t nbytes = 0
+        cdef list parts = self._as_parts(obj)
+        for part in parts:
+            nbytes += len(part)
+        if nbytes <= JOIN_NBYTES:
+            parts = [b"".join(parts)]
+        self.begin_put()
         try:
-            self._poll_peer(1 - side)
-        except Error:
-            if not (side == SR_CONSUMER and is_ready(end, room_nbytes)):   # an item put in before it died
-                raise
+            for part in parts:
+                room_nbytes += sr_ring_message_nbytes(self.producer, len(part))
+            self.check_room(room_nbytes, block)
+            self.send_parts(OBJECT, parts, nbytes, &deadline)
+            self.number += 1
+        finally:
+            self.is_putting = False
+
+    def get_object(self, timeout=None, *, bint block=True):
+        """Return the next item: an object unpickled, bytes and arrays as `get` returns them.
+
+        Unpickling runs code that the pickle names, so only get from processes that you trust.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits for ever.
+        block : bool
+            As in `get`.
+
+        Returns
+        -------
+        object
+            The item. Arrays in it are writable.
+
+        Raises
+        ------
+        Timeout, Closed, RankFailed
+            As `get`.
+        """
+        return self.next_item(timeout, block, None, True)
+
+    @property
+    def lost(self):
+        """Number of items that this reader has lost, since the writer dropped them before they were got."""
+        return self.nlost
+
+    @property
+    def readers(self):
+        """Number of readers that have come and not left. Those that were killed may still count."""
+        cdef uint32_t i
+        cdef int count = 0
+        if self.closed_because is not None:
+            raise Closed(self.closed_because)
+        for i in range(self.places):
+            count += sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)) != 0
+        return count
+
+    # -- places --
+
+    cdef int take_side(self, int side) except -1:
+        pid, start_time = self._come()
+        if side == SR_PRODUCER:
+            self.become_writer(pid, start_time)
+        else:
+            self.become_reader(pid, start_time)
+        return 0
+
+    cdef int become_writer(self, int pid, uint64_t start_time) except -1:
+        cdef sr_place *place = &self.shared.writer
+        if not sr_flag_replace_ordered(&place.owner, SR_PLACE_FREE, sr_place_owner(pid, SR_PLACE_JOINED)):
+            raise RuntimeError(f"process {sr_place_pid(sr_flag_load(&place.owner))} puts into this ring already, or "
+                               "has done so; a broadcast ring has one writer")
+        sr_flag_set(&place.start_time, start_time)
+        sr_broadcast_open_writer(&self.writer, self.shared, self.data(), self.nbytes_of_ring, 0,
+                                 find_kernels(NULL).copy, PIECE_NBYTES)
+        self.puts = True
+        return 0
+
+    cdef int become_reader(self, int pid, uint64_t start_time) except -1:
+        cdef int place = sr_broadcast_take_place(self.shared, self.places, pid)
+        cdef uint32_t i
+        if place < 0:
+            for i in range(self.places):
+                self.free_place_of_the_dead(i)
+            place = sr_broadcast_take_place(self.shared, self.places, pid)
+        if place < 0:
+            raise RuntimeError(f"{self.places} processes get from this ring already, as many as it was made for")
+        sr_flag_set(&self.shared.reader[place].place.start_time, start_time)
+        memset(&self.consumer, 0, sizeof(sr_ring_end))
+        self.place = place
+        self.pid = pid
+        self.has_entered = False
+        self.gets = True
+        return 0
+
+    # Free a reader's place if its owner is dead. Return whether the place is free now.
+    cdef bint free_place_of_the_dead(self, uint32_t i) except -1:
+        cdef sr_place *place = &self.shared.reader[i].place
+        cdef uint64_t owner = sr_flag_load(&place.owner)
+        cause = None
+        if sr_place_pid(owner):
+            cause = self._cause_of_death(sr_place_pid(owner), sr_flag_load(&place.start_time))
+        if cause is None:
+            return False
+        self.last_death = cause
+        sr_broadcast_leave(self.shared, i, owner)
+        return True
+
+    cdef unsigned char *data(self) noexcept nogil:
+        return <unsigned char *> self.shared + sr_broadcast_head_nbytes(self.places)
+
+    cdef bint may_take(self) except -1:
+        cdef sr_reader *reader = &self.shared.reader[self.place]
+        cdef uint64_t first
+        if self.has_entered:
+            return True
+        if not self.is_admitted():
+            return False
+        first = sr_flag_load(&reader.place.first)
+        if first % SR_CACHE_LINE:
+            raise self._damaged()
+        sr_ring_open_end(&self.consumer, &reader.ring, self.data(), self.nbytes_of_ring, first, &reader.event,
+                         find_kernels(NULL).copy, PIECE_NBYTES)
+        self.next_number = sr_flag_load(&reader.place.first_number)
+        self.nlost = 0
+        self.has_entered = True
+        return True
+
+    cdef bint is_admitted(self) noexcept nogil:
+        cdef uint64_t owner = sr_flag_load_ordered(&self.shared.reader[self.place].place.owner)
+        return sr_place_get_state(owner) == SR_PLACE_JOINED
+
+    # -- what Ends needs --
+
+    cdef int check_readers(self) except -1:
+        cdef uint64_t no_deadline = NEVER_NS
+        if not sr_broadcast_has_changed(&self.writer):
+            return 0
+        # A reader's first frame must not be the end of an item that it has not seen.
+        if self.must_send_cut and self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
+            self.pay_cut(&no_deadline)
+        if not self.must_send_cut:
+            if sr_broadcast_admit(&self.writer, self.places, self.number):
+                self.put_dtype = None    # describe the next array again
+        if self.keeps_readers and not sr_broadcast_has_readers(self.shared, self.places):
+            raise self.closed_there(SR_PRODUCER)
+        return 0
+
+    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
+        if side == SR_CONSUMER:
+            if not self.has_entered:
+                return self.is_admitted()
+            return sr_ring_has_frame(&self.consumer) or \
+                (self.tail != NULL and sr_broadcast_was_dropped(self.tail, self.consumer.position))
+        if sr_ring_has_room(self.producer, room_nbytes):
+            return True
+        if self.tail != NULL:
+            return False
+        sr_broadcast_find_slowest(&self.writer, self.places)
+        if self.writer.slowest < 0 and self.keeps_readers:
+            return False
+        return sr_ring_has_room(self.producer, room_nbytes)
+
+    cdef sr_event *event_of(self, int side) noexcept nogil:
+        if side == SR_CONSUMER:
+            return &self.shared.event
+        return &self.shared.reader[self.writer.slowest].event if self.writer.slowest >= 0 else NULL
+
+    cdef bint is_closed_there(self, int side) noexcept nogil:
+        if side == SR_CONSUMER:
+            return sr_place_get_state(sr_flag_load(&self.shared.writer.owner)) == SR_PLACE_CLOSED
+        return self.writer.slowest < 0 and self.keeps_readers
+
+    cdef object closed_there(self, int side):
+        if side == SR_CONSUMER:
+            return Closed("the process that puts into this ring has closed it")
+        if self.last_death is not None:
+            return RankFailed(f"no process gets from this ring any more: {self.last_death}", cause=self.last_death)
+        return Closed("all processes that get from this ring have closed it")
+
+    cdef int awaited_pid(self, int side) noexcept:
+        if side == SR_CONSUMER:
+            return sr_place_pid(sr_flag_load(&self.shared.writer.owner))
+        if self.writer.slowest < 0:
+            return 0
+        return sr_place_pid(sr_flag_load(&self.shared.reader[self.writer.slowest].place.owner))
+
+    cdef int poll_awaited(self, int side) except -1:
+        cdef sr_place *place = &self.shared.writer
+        cdef int slowest = self.writer.slowest
+        cdef uint32_t i
+        if side == SR_CONSUMER:
+            self._poll_writer(sr_place_pid(sr_flag_load(&place.owner)), sr_flag_load(&place.start_time))
+        elif slowest >= 0 and not self.free_place_of_the_dead(slowest):
+            if sr_place_pid(sr_flag_load(&self.shared.reader[slowest].place.owner)) == 0:
+                cause = self._why_none_comes(self.pids_of_readers())
+                if cause is not None:
+                    self.last_death = cause
+                    for i in range(self.places):
+                        if sr_flag_load(&self.shared.reader[i].place.owner) == SR_PLACE_RESERVED:
+                            sr_broadcast_leave(self.shared, i, SR_PLACE_RESERVED)
+        return 0
+
+    cdef set pids_of_readers(self):
+        cdef uint32_t i
+        pids = set()
+        for i in range(self.places):
+            pids.add(sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)))
+        return pids
+
+    cdef int drop_for(self, uint64_t room_nbytes) except -1:
+        if room_nbytes + SR_CACHE_LINE > self.nbytes_of_ring:
+            raise ValueError(f"the item takes {room_nbytes} bytes of a ring of {self.nbytes_of_ring}; with drop=True "
+                             "it has to fit, less a cache line")
+        if not sr_broadcast_drop(&self.writer, room_nbytes):
+            raise self._damaged()
+        return 0
+
+    def _creator(self):
+        """Return (pid, start time) of the process that created the ring."""
+        return self.shared.creator_pid, self.shared.creator_start_time
+
+    cdef int leave(self) except -1:
+        cdef sr_place *place = &self.shared.writer
+        cdef uint64_t owner
+        cdef int _attempt
+        if self.gets:
+            for _attempt in range(2):    # in between the writer may admit this reader
+                owner = sr_flag_load(&self.shared.reader[self.place].place.owner)
+                if sr_place_pid(owner) == <uint32_t> self.pid:
+                    sr_broadcast_leave(self.shared, self.place, owner)
+        if self.puts:
+            owner = sr_flag_load(&place.owner)
+            sr_flag_replace_ordered(&place.owner, owner, sr_place_owner(sr_place_pid(owner), SR_PLACE_CLOSED))
+            sr_event_signal(&self.shared.event)
+        self.shared = NULL
+        self.tail = NULL
         return 0

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <sys/syscall.h>
@@ -147,5 +148,27 @@ static inline void sr_liveness_check(struct sr_liveness *liveness)
                                                 memory_order_acq_rel, memory_order_relaxed))
         sr_liveness_wake_sleepers(liveness);
 }
+
+/* ---- processes without a parked thread --------------------------------------------------------------------------- */
+
+/* Return a descriptor by which this process sees the end of another one, or -1. */
+static inline int sr_process_open(int pid)
+{
+#ifdef SYS_pidfd_open
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+#else
+    (void)pid;
+    return -1;
+#endif
+}
+
+/* Return whether the process has ended, also if its parent has not waited for it. */
+static inline bool sr_process_has_ended(int descriptor)
+{
+    struct pollfd asked = {descriptor, POLLIN, 0};
+    return poll(&asked, 1, 0) != 0;
+}
+
+static inline void sr_process_close(int descriptor) { close(descriptor); }
 
 #endif

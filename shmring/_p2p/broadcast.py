@@ -1,0 +1,159 @@
+"""Broadcast: a queue of bytes, arrays and objects from one process to several, through shared memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+
+from .._system import segments
+from .._system.limits import usable_cpus
+from ..errors import RankFailed
+from .ring_common import DEFAULT_NBYTES, PAUSES, QueueEnds, cause_of_death, myself, rounded
+from .ring_ends import MOST_READERS, BroadcastEnds
+
+_ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
+_WORD = np.dtype("<u8")
+
+
+class Broadcast(QueueEnds, BroadcastEnds):
+    """A queue from one process to several others: every reader gets every item, in order.
+
+    Create it and pass it to children as an argument of `multiprocessing.Process` (any start method). The
+    process that puts first is the writer; each process that gets is a reader. The writer waits for the
+    slowest reader, or with `drop` for none. A reader that closes or dies is no longer waited for. The memory
+    has no name. `with` closes the ring and notifies the other processes.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size of the ring, rounded up to a power of two. Items may be larger, unless `drop`.
+    readers : int, optional
+        Number of readers that get every item from the first one on, however late they come. Once all of
+        them have left, `put` raises Closed, or RankFailed if the last one died.
+    most_readers : int, optional
+        Number of readers that there may be at the same time; `readers` by default. A reader for which no
+        place was kept gets the items that are put in after its first `get`. If this is more than `readers`,
+        `put` never raises because there is no reader.
+    drop : bool
+        True: the writer never waits. Items that a slow reader has not taken are dropped, the oldest first;
+        `lost` counts them.
+
+    Raises
+    ------
+    ValueError
+        For a size that is not positive, or more than 1 TiB; for a number of readers below 1 or above 1024.
+    TypeError
+        If neither `readers` nor `most_readers` is given.
+    OutOfMemory
+        If there is no memory for it.
+
+    Examples
+    --------
+    >>> import multiprocessing
+    >>> def consume(ring):
+    ...     with ring:
+    ...         assert ring.get().sum() == 3
+    >>> fork = multiprocessing.get_context("fork")
+    >>> with shmring.Broadcast(readers=2) as ring:
+    ...     children = [fork.Process(target=consume, args=[ring]) for _ in range(2)]
+    ...     for child in children:
+    ...         child.start()
+    ...     ring.put(np.arange(3))
+    ...     for child in children:
+    ...         child.join()
+    """
+
+    _other_items = "; put_object takes any object"
+
+    def __init__(
+        self,
+        nbytes: int = DEFAULT_NBYTES,
+        *,
+        readers: int | None = None,
+        most_readers: int | None = None,
+        drop: bool = False,
+    ) -> None:
+        if readers is None and most_readers is None:
+            raise TypeError("say how many processes get from the ring: readers= or most_readers=")
+        reserved = 0 if readers is None else readers
+        places = reserved if most_readers is None else most_readers
+        if not 1 <= places <= MOST_READERS or (readers is not None and not 1 <= readers <= places):
+            raise ValueError(
+                f"readers is {readers} and most_readers is {most_readers}; there must be 1 to {MOST_READERS} "
+                "readers, and no more readers than most_readers"
+            )
+        nbytes = rounded(nbytes)
+        fd, mapping = self._allocate(self._head_nbytes(places), nbytes, "a broadcast ring")
+        try:
+            self._format(mapping.address, nbytes, places, reserved, drop, *myself())
+            self._begin(fd, mapping)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _pauses(self, mapping: segments.Mapping) -> int:
+        return PAUSES if usable_cpus(len(os.sched_getaffinity(0))) > 1 else 0
+
+    def __repr__(self) -> str:
+        if self.closed_because:
+            return "<shmring.Broadcast, closed>"
+        return f"<shmring.Broadcast of {self.nbytes} bytes, readers: {self.readers}>"
+
+    # -- methods that BroadcastEnds calls --
+
+    def _cause_of_death(self, pid: int, start_time: int) -> str | None:
+        return cause_of_death(pid, start_time)
+
+    def _poll_writer(self, pid: int, start_time: int) -> None:
+        """Raise RankFailed if the writer is gone, or can never come. pid 0: it has not come yet."""
+        if pid:
+            if cause := cause_of_death(pid, start_time):
+                raise RankFailed(f"the process that puts into this ring is gone: {cause}", cause=cause)
+        elif cause := self._why_none_comes():
+            raise RankFailed(f"nobody puts into this ring: {cause}", cause=cause)
+
+    def _as_parts(self, obj: object) -> list[bytes | memoryview]:
+        """Pickle an object: return a table of sizes, the pickle, and the bytes of its arrays, not copied."""
+        buffers: list[memoryview] = []
+
+        def keep(buffer: pickle.PickleBuffer) -> bool:
+            try:
+                buffers.append(buffer.raw())
+            except BufferError:  # not contiguous: goes into the pickle
+                return True
+            return False
+
+        pickled = pickle.dumps(obj, protocol=5, buffer_callback=keep)
+        sizes = np.array([len(pickled), *(buffer.nbytes for buffer in buffers)], _WORD)
+        table = np.array([len(sizes)], _WORD).tobytes() + sizes.tobytes()
+        parts: list[bytes | memoryview] = [table + pickled + _padding(len(table) + len(pickled))]
+        for buffer in buffers:
+            parts += [buffer, _padding(buffer.nbytes)]
+        return parts
+
+    def _room_for_object(self, nbytes: int) -> np.ndarray[Any, Any]:
+        room = np.empty(nbytes + _ALIGNED_NBYTES, np.uint8)
+        begin = -room.ctypes.data % _ALIGNED_NBYTES
+        return room[begin : begin + nbytes]
+
+    def _object_of(self, item: np.ndarray[Any, Any]) -> object:
+        """Unpickle an object whose parts lie in `item`. Its arrays stay there."""
+        count = int(item[: _WORD.itemsize].view(_WORD)[0]) if len(item) >= _WORD.itemsize else 0
+        table_nbytes = _WORD.itemsize * (1 + count)
+        if count < 1 or table_nbytes > len(item):
+            raise self._damaged()
+        sizes = [int(size) for size in item[_WORD.itemsize : table_nbytes].view(_WORD)]
+        begin, parts, memory = table_nbytes, [], item.data
+        for size in sizes:
+            if size > len(item) - begin:
+                raise self._damaged()
+            parts.append(memory[begin : begin + size])
+            begin += size + -(begin + size) % _ALIGNED_NBYTES
+        return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _padding(nbytes: int) -> bytes:
+    return bytes(-nbytes % _ALIGNED_NBYTES)

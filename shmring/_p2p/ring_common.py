@@ -1,0 +1,222 @@
+"""The common part of Ring and Broadcast: allocate memory, pickle the ring, convert dtypes to text, and close
+the ring at the end of the process."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import contextlib
+import os
+import sys
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from .._config.settings import Settings
+from .._system import procfs, segments
+from .ring_ends import LEAST_NBYTES, Ends
+
+# Measured with bench/engine/bench_ring.py: a smaller ring needs more switches between processes on shared
+# CPUs, and its lines are rewritten while the other side's L2 cache (2 MiB) still holds them; with a larger
+# ring long items no longer stay in the cache.
+DEFAULT_NBYTES = 4 << 20
+PAUSES = 500  # if each process has a CPU
+
+_GONE = ("gone", "dead")
+_EXTENSION_TYPES = "ml_dtypes"
+_open: weakref.WeakSet[QueueEnds] = weakref.WeakSet()
+
+
+class QueueEnds(Ends):
+    """The part of Ring and Broadcast that is written in Python; see there."""
+
+    _fd: int
+    _given_away: bool
+    _other_items = ", and pickles nothing"  # the end of an error message
+
+    def _allocate(self, head_nbytes: int, nbytes: int, purpose: str) -> tuple[int, segments.Mapping]:
+        """Return a descriptor and a mapping of new memory for a ring."""
+        fd = segments.create(head_nbytes + nbytes, kind=Settings.from_environment().segment)
+        try:
+            segments.allocate(fd, 0, head_nbytes + nbytes, purpose=purpose)
+            mapping = segments.Mapping(fd, head_nbytes + nbytes)
+            mapping.populate()
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, mapping
+
+    @classmethod
+    def _attach(cls, wrapped: Any) -> Self:
+        """Return the ring of another process, from the descriptor in the pickle."""
+        ring = cls.__new__(cls)
+        fd = wrapped.detach()
+        try:
+            ring._begin(fd, segments.Mapping(fd, os.fstat(fd).st_size))
+        except BaseException:
+            os.close(fd)
+            raise
+        return ring
+
+    def _begin(self, fd: int, mapping: segments.Mapping) -> None:
+        super().__init__(mapping, self._pauses(mapping))
+        self._fd = fd
+        self._given_away = False
+        _open.add(self)
+
+    def _pauses(self, mapping: segments.Mapping) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close this side. The other gets the remaining items, then Closed. Another call does nothing.
+
+        Raises
+        ------
+        RuntimeError
+            While another thread is inside a call of this ring.
+        """
+        if self._close("this ring is closed here"):
+            os.close(self._fd)
+            _open.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # close() raises if another thread is in a call, or if the ring was never opened.
+        with contextlib.suppress(Exception):
+            self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import context, reduction
+
+        if context.get_spawning_popen() is None:
+            raise RuntimeError(
+                "a ring travels only while a process is started, as an argument of multiprocessing.Process"
+            )
+        if self.closed_because is not None:
+            raise ValueError("this ring is closed; make another one")
+        self._given_away = True
+        return type(self)._attach, (reduction.DupFd(self._fd),)
+
+    # -- methods that Ends calls --
+
+    def _come(self) -> tuple[int, int]:
+        """Register this process as the user of a side: it will close the ring when it ends."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:  # children of multiprocessing do not run atexit handlers
+            util.Finalize(self, _close_quietly, args=(weakref.ref(self),), exitpriority=0)
+        return myself()
+
+    def _why_none_comes(self, of_those: set[int] | None = None) -> str | None:
+        """Return why no other process will use a side that none uses yet; None if one may still come.
+
+        The processes in `of_those` have come already, and do not count.
+        """
+        if self._creator() != myself():
+            if procfs.state(*self._creator()) in _GONE:
+                return f"process {self._creator()[0]}, which made the ring, died"
+        elif self._given_away:
+            from multiprocessing import active_children
+
+            if all(child.pid in (of_those or ()) for child in active_children()):
+                return "the processes that it was given to have ended"
+        return None
+
+    def _as_item(self, item: Any) -> bytes | np.ndarray[Any, Any]:
+        """Convert an item that is neither bytes nor exactly np.ndarray to one of these."""
+        if isinstance(item, np.ma.MaskedArray):
+            raise TypeError("a masked array is two arrays; put item.data and item.mask")
+        if isinstance(item, np.ndarray):
+            return np.asarray(item)
+        if isinstance(item, (bytes, bytearray)):
+            return bytes(item)
+        if isinstance(item, memoryview) and item.format in ("B", "b", "c"):
+            return bytes(item)
+        if not isinstance(item, (np.generic, str)):
+            if hasattr(item, "__array_interface__") or isinstance(item, memoryview):
+                return np.asarray(item)
+            if hasattr(item, "__dlpack__"):
+                return np.from_dlpack(item)
+            with contextlib.suppress(TypeError):
+                return np.asarray(memoryview(item))
+        raise TypeError(
+            f"the item is of type {type(item).__name__}; a ring takes bytes-like objects and arrays "
+            f"(np.asarray(item)){self._other_items}"
+        )
+
+    def _text_of(self, dtype: np.dtype[Any]) -> bytes:
+        """Return a dtype as text for the other side. TypeError if it holds objects or has no text form."""
+        if dtype.hasobject:
+            raise TypeError(f"the array has dtype {dtype}, with objects, which a ring does not carry")
+        if dtype.type.__module__ == _EXTENSION_TYPES:
+            return f"{_EXTENSION_TYPES}.{dtype.name}".encode()
+        described = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
+        text = repr(described)
+        if self._dtype_of(text.encode()) != dtype:
+            raise TypeError(f"the array has dtype {dtype}, which has no text form; put a view of it")
+        return text.encode()
+
+    def _dtype_of(self, text: bytes) -> np.dtype[Any]:
+        name = text.decode()
+        if name.startswith(f"{_EXTENSION_TYPES}."):
+            import ml_dtypes
+
+            extension: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name.partition(".")[2]))
+            return extension
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(name))
+        return dtype
+
+
+def myself() -> tuple[int, int]:
+    return os.getpid(), procfs.start_time(os.getpid())
+
+
+def cause_of_death(pid: int, start_time: int) -> str | None:
+    """Return how a process of a ring died; None if it lives."""
+    if procfs.state(pid, start_time) not in _GONE:
+        return None
+    return f"process {pid} died without closing the ring"
+
+
+def rounded(nbytes: int) -> int:
+    """Return the size of a ring of at least nbytes: a power of two."""
+    if not 0 < nbytes <= 1 << 40:
+        raise ValueError(f"nbytes is {nbytes}; it must be more than 0, and at most 1 TiB")
+    return max(LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
+
+
+def _close_quietly(reference: weakref.ref[QueueEnds]) -> None:
+    ring = reference()
+    if ring is not None:
+        with contextlib.suppress(RuntimeError):
+            ring.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for ring in list(_open):
+        _close_quietly(weakref.ref(ring))
+
+
+def _forget_all_sides() -> None:
+    for ring in list(_open):
+        ring._forget_sides()
+
+
+def _give_all_away() -> None:
+    for ring in list(_open):
+        ring._given_away = True
+
+
+os.register_at_fork(after_in_child=_forget_all_sides, after_in_parent=_give_all_away)
