@@ -194,11 +194,11 @@ static inline bool sr_broadcast_drop(struct sr_broadcast_writer *writer, uint64_
 
 /* ---- a reader ------------------------------------------------------------------------------------------------- */
 
-/* Return whether bytes at a position may have been overwritten before the caller read them. Pairs with
-   sr_broadcast_drop. */
+/* Return whether bytes at a position may have been overwritten before the caller read them; false if the writer does
+   not drop items (tail is NULL). Pairs with sr_broadcast_drop. */
 static inline bool sr_broadcast_was_dropped(const sr_flag *tail, uint64_t position)
 {
-    return (int64_t)(sr_flag_load_after_reads(tail) - position) > 0;
+    return tail != NULL && (int64_t)(sr_flag_load_after_reads(tail) - position) > 0;
 }
 
 /* Go on at the oldest item that is kept, after sr_broadcast_was_dropped. Return SR_RING_CUT, since the message of which
@@ -212,19 +212,22 @@ static inline enum sr_ring_status sr_broadcast_skip(struct sr_ring_end *end, con
     return SR_RING_CUT;
 }
 
-/* As sr_ring_peek, in a ring whose writer drops items. SR_RING_CUT: items have been dropped, and `end` is at the oldest
-   item that is kept. The head is checked before the data are used, and is valid if its bytes were not overwritten. */
+/* As sr_ring_peek, in a ring whose writer may drop items. SR_RING_CUT: items have been dropped, and `end` is at the
+   oldest item that is kept. The head is checked before the data are used, and is valid if its bytes were not
+   overwritten. */
 static inline enum sr_ring_status sr_broadcast_peek(struct sr_ring_end *end, const sr_flag *tail, struct sr_frame *head)
 {
     const enum sr_ring_status status = sr_ring_peek(end, head);
     return sr_broadcast_was_dropped(tail, end->position) ? sr_broadcast_skip(end, tail) : status;
 }
 
-/* As sr_ring_pull, in a ring whose writer drops items. SR_RING_CUT: as in sr_broadcast_peek. */
+/* As sr_ring_pull, in a ring whose writer may drop items. SR_RING_CUT: as in sr_broadcast_peek. */
 static inline enum sr_ring_status sr_broadcast_pull(struct sr_ring_end *end, const sr_flag *tail,
                                                     struct sr_incoming *message)
 {
     struct sr_frame head;
+    if (tail == NULL)
+        return sr_ring_pull(end, message);
     for (;;) {
         const uint64_t position = end->position;
         const enum sr_ring_status status = sr_broadcast_peek(end, tail, &head);

@@ -6,5 +6,9 @@ _comm/endpoint            one thread at a time advances the messages of a commun
     |
 matching                  match tables, order, unexpected messages; within a host and between hosts; waits
 
-ring -> ring_ends         `shmring.Ring`, which needs no communicator
+ring, broadcast           `shmring.Ring` and `shmring.Broadcast`, which need no communicator
+    |
+ring_common               what both do in Python: memory, pickling, dtypes
+    |
+ring_ends                 what both do in a call: putting, getting, waiting
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._system import segments
 from .._system.limits import usable_cpus
-from ..errors import RankFailed
+from ..errors import Closed, RankFailed
 from .ring_common import DEFAULT_NBYTES, PAUSES, QueueEnds, cause_of_death, myself, rounded
 from .ring_ends import MOST_READERS, BroadcastEnds
 
@@ -114,6 +114,13 @@ class Broadcast(QueueEnds, BroadcastEnds):
                 raise RankFailed(f"the process that puts into this ring is gone: {cause}", cause=cause)
         elif cause := self._why_none_comes():
             raise RankFailed(f"nobody puts into this ring: {cause}", cause=cause)
+
+    def _closed_there(self, is_writer: bool) -> Exception:
+        if not is_writer:
+            return Closed("the process that puts into this ring has closed it")
+        if cause := self._last_death:
+            return RankFailed(f"no process gets from this ring any more: {cause}", cause=cause)
+        return Closed("all processes that get from this ring have closed it")
 
     def _as_parts(self, obj: object) -> list[bytes | memoryview]:
         """Pickle an object: return a table of sizes, the pickle, and the bytes of its arrays, not copied."""

@@ -10,13 +10,18 @@ import os
 import sys
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from .._config.settings import Settings
 from .._system import procfs, segments
+from ..errors import Closed
 from .ring_ends import LEAST_NBYTES, Ends
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
 # Measured with bench/engine/bench_ring.py: a smaller ring needs more switches between processes on shared
 # CPUs, and its lines are rewritten while the other side's L2 cache (2 MiB) still holds them; with a larger
@@ -68,6 +73,41 @@ class QueueEnds(Ends):
 
     def _pauses(self, mapping: segments.Mapping) -> int:
         raise NotImplementedError
+
+    def put_nowait(self, item: NDArray[Any] | Buffer) -> None:
+        """Put an item in as `put(item, block=False)` does.
+
+        Parameters
+        ----------
+        item : bytes or array
+            As in `put`.
+
+        Raises
+        ------
+        queue.Full, Closed, RankFailed, TypeError
+            As `put`.
+        """
+        self.put(item, block=False)
+
+    def get_nowait(self, *, out: NDArray[Any] | None = None) -> Any:
+        """Return the next item as `get(block=False)` does.
+
+        Parameters
+        ----------
+        out : numpy.ndarray, optional
+            As in `get`.
+
+        Returns
+        -------
+        bytes or numpy.ndarray
+            The item.
+
+        Raises
+        ------
+        queue.Empty, ValueError, Closed, RankFailed
+            As `get`.
+        """
+        return self.get(block=False, out=out)
 
     def close(self) -> None:
         """Close this side. The other gets the remaining items, then Closed. Another call does nothing.
@@ -132,6 +172,16 @@ class QueueEnds(Ends):
             if all(child.pid in (of_those or ()) for child in active_children()):
                 return "the processes that it was given to have ended"
         return None
+
+    def _closed_there(self, is_writer: bool) -> Exception:
+        """Return the error of a wait whose other side is closed."""
+        return Closed("the process at the other side has closed this ring")
+
+    def _unwanted(self, is_object: bool, nbytes: int) -> Exception:
+        """Return the error of a get that asks for another kind of item than the next one."""
+        if is_object:
+            return ValueError("the next item is an object; get it with get_object()")
+        return ValueError(f"the next item is {nbytes} bytes and no array; get it without out=")
 
     def _as_item(self, item: Any) -> bytes | np.ndarray[Any, Any]:
         """Convert an item that is neither bytes nor exactly np.ndarray to one of these."""

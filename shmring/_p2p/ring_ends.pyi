@@ -21,16 +21,10 @@ class Ends:
     def put(self, item: NDArray[Any] | Buffer, timeout: float | None = None, *, block: bool = True) -> None:
         """Put bytes or an array in, and wait until all of it is in the ring."""
 
-    def put_nowait(self, item: NDArray[Any] | Buffer) -> None:
-        """Put an item in as `put(item, block=False)` does."""
-
     def get(
         self, timeout: float | None = None, *, block: bool = True, out: NDArray[Any] | None = None
     ) -> Any:
         """Return the next item: bytes as bytes, an array as a new array of its own, or in `out`."""
-
-    def get_nowait(self, *, out: NDArray[Any] | None = None) -> Any:
-        """Return the next item as `get(block=False)` does."""
 
     def _damaged(self) -> Exception:
         """Return the error of a ring that holds data which no process puts in."""
@@ -46,6 +40,8 @@ class Ends:
         """Bytes of the ring's data."""
 
     def _creator(self) -> tuple[int, int]: ...
+    def _closed_there(self, is_writer: bool) -> Exception: ...
+    def _unwanted(self, is_object: bool, nbytes: int) -> Exception: ...
     def _come(self) -> tuple[int, int]: ...
     def _as_item(self, item: Any) -> bytes | np.ndarray[Any, Any]: ...
     def _text_of(self, dtype: np.dtype[Any]) -> bytes: ...
@@ -69,6 +65,8 @@ class RingEnds(Ends):
 
 class BroadcastEnds(Ends):
     """The writer's end and one reader's end of a ring with several readers."""
+
+    _last_death: str | None
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...
     @staticmethod

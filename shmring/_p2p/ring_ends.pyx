@@ -6,6 +6,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -25,17 +26,23 @@ from .._core.spsc_ring cimport (
     sr_flag_replace_ordered, sr_frame, sr_incoming, sr_liveness_acquire, sr_outgoing, sr_pause, sr_place,
     sr_place_get_state, sr_place_owner, sr_place_pid, sr_process_close, sr_process_has_ended, sr_process_open, sr_queue,
     sr_reader, sr_ring_end, sr_ring_format, sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room,
-    sr_ring_is_valid_length, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_peek, sr_ring_publish_taken,
-    sr_ring_pull, sr_ring_push, sr_ring_push_part, sr_ring_put,
+    sr_ring_is_valid_length, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_publish_taken,
+    sr_ring_push, sr_ring_push_part, sr_ring_put,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 
 import queue
 
-from ..errors import Closed, Error, RankFailed, Timeout
+from ..errors import Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
+
+cdef extern from "sync/watcher.h" nogil:
+    cdef struct sr_watcher:
+        pass
+    bint sr_watcher_start(sr_watcher *, int process, sr_event *)
+    void sr_watcher_stop(sr_watcher *)
 
 cnp.import_array()
 
@@ -48,21 +55,21 @@ cdef enum:
     PIECE_NBYTES = 16384
     BRIEF_NBYTES = 65536        # copying such a small item takes less time than releasing and taking the GIL
     BRIEF_PAUSES = 50           # pauses with the GIL held
-    # Each interval ends in 25 to 35 us of CPU, nearly all of it the kernel's. Fewer than 30 may end in 5 s of an idle
-    # reader (bench/engine/bench_broadcast.py).
-    POLL_NS = 100000000         # interval of checks for signals and for the other process ...
+    # The end of an interval costs 25 to 50 us of CPU, nearly all of it in the kernel. An idle reader is to cost at most
+    # 1 ms in 5 s (bench/engine/bench_broadcast.py), so a thread watches the writer during a long sleep.
+    POLL_NS = 100000000         # interval of checks for the other process ...
     SHORT_POLLS = 3             # ... so many times, and then ...
-    LONG_POLL_NS = 200000000    # ... this interval
-    POLLS_A_FULL_CHECK = 10     # /proc is read once in so many intervals, if a descriptor shows the end of the process
+    LONG_POLL_NS = 250000000    # ... this interval, or ...
+    WATCHED_POLL_NS = 2000000000    # ... this one, while a thread watches the process
+    POLLS_A_SIGNAL_CHECK = 4    # signals for which the kernel does not end the sleep are looked for so often
+    POLLS_A_FULL_CHECK = 40     # /proc is read once in so many intervals, if a descriptor shows the end of the process
     POLLS_AN_ABSENT_CHECK = 3   # a process that has not come is looked for once in so many long intervals
     MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
     JOIN_NBYTES = 65536         # the parts of such a small object are copied together
+    KIND_BITS = 8               # of a frame's kind; the other 48 bits are the number of the item
 
 cdef enum Kind:      # kind of a frame
     BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION, OBJECT
-
-cdef enum:
-    KIND_BITS = 8               # of a frame's kind; the other 48 bits are the number of the item
 
 
 # Shape and dtype of the arrays that follow, as transferred: ndim, the lengths, then the dtype's text.
@@ -129,12 +136,8 @@ cdef class Ends:
     cdef bint is_closed_there(self, int side) noexcept nogil:
         return False
 
-    # Return the error of a side for which is_closed_there() is true.
-    cdef object closed_there(self, int side):
-        return Closed("the process at the other side has closed this ring")
-
     # Return the process for which a side waits; 0 if that process has not come.
-    cdef int awaited_pid(self, int side) noexcept:
+    cdef int awaited_pid(self, int side) noexcept nogil:
         return 0
 
     # Raise RankFailed if the process for which a side waits is gone, or will never come.
@@ -182,21 +185,6 @@ cdef class Ends:
             self.number += 1
         finally:
             self.is_putting = False
-
-    def put_nowait(self, item):
-        """Put an item in as `put(item, block=False)` does.
-
-        Parameters
-        ----------
-        item : bytes or array
-            As in `put`.
-
-        Raises
-        ------
-        queue.Full, Closed, RankFailed, TypeError
-            As `put`.
-        """
-        self.put(item, block=False)
 
     cdef int begin_put(self) except -1:
         if self.closed_because is not None:
@@ -376,26 +364,6 @@ cdef class Ends:
         """
         return self.next_item(timeout, block, out, False)
 
-    def get_nowait(self, *, out=None):
-        """Return the next item as `get(block=False)` does.
-
-        Parameters
-        ----------
-        out : numpy.ndarray, optional
-            As in `get`.
-
-        Returns
-        -------
-        bytes or numpy.ndarray
-            The item.
-
-        Raises
-        ------
-        queue.Empty, ValueError, Closed, RankFailed
-            As `get`.
-        """
-        return self.get(block=False, out=out)
-
     cdef object next_item(self, object timeout, bint block, object out, bint takes_objects):
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_get()
@@ -430,8 +398,7 @@ cdef class Ends:
         cdef int status = SR_RING_WAIT, kind
         cdef uint64_t number
         if self.may_take():
-            status = sr_ring_peek(&self.consumer, &head) if self.tail == NULL else \
-                sr_broadcast_peek(&self.consumer, self.tail, &head)
+            status = sr_broadcast_peek(&self.consumer, self.tail, &head)
         if status == SR_RING_WAIT:
             self.wait_for_frame(block, deadline)
             return False
@@ -446,8 +413,8 @@ cdef class Ends:
                 raise self._damaged()
             self.nlost += number - self.next_number
             self.next_number = number
-        if kind != ARRAY and kind != FORTRAN_ARRAY and kind != DESCRIPTION:
-            self.check_kind(kind, head.message_nbytes, out, takes_objects)
+        if (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None):
+            raise self._unwanted(kind == OBJECT, head.message_nbytes)
         self.item_is_given = False
         if kind == BYTES or kind == DESCRIPTION:
             item = PyBytes_FromStringAndSize(NULL, head.message_nbytes)
@@ -465,14 +432,6 @@ cdef class Ends:
         self.item_kind = kind
         self.item = item
         return True
-
-    # Raise ValueError if the next item is not what the caller asks for.
-    cdef int check_kind(self, int kind, uint64_t nbytes, object out, bint takes_objects) except -1:
-        if kind == OBJECT and not takes_objects:
-            raise ValueError("the next item is an object; get it with get_object()")
-        if kind == BYTES and out is not None:
-            raise ValueError(f"the next item is {nbytes} bytes and no array; get it without out=")
-        return 0
 
     cdef object room_for_array(self, sr_frame *head, int kind, object out):
         cdef cnp.npy_intp[MOST_DIMENSIONS] lengths
@@ -510,20 +469,15 @@ cdef class Ends:
                              "as the next item is")
         return 0
 
-    cdef int pull(self) noexcept nogil:
-        if self.tail == NULL:
-            return sr_ring_pull(&self.consumer, &self.incoming)
-        return sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
-
     # Return False if the message is void: its sender gave it up, or dropped it.
     cdef bint finish_item(self, bint block, uint64_t *deadline) except -1:
         cdef int status
         while True:
             if self.incoming.nbytes <= BRIEF_NBYTES:
-                status = self.pull()
+                status = sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
             else:
                 with nogil:
-                    status = self.pull()
+                    status = sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
             if status == SR_RING_WHOLE:
                 return True
             if status == SR_RING_CUT:
@@ -541,11 +495,9 @@ cdef class Ends:
     cdef object deliver(self, object out, bint takes_objects):
         item = self.take_item()
         if self.item_kind == OBJECT or self.item_kind == BYTES:   # receiving may have begun in another call
-            try:
-                self.check_kind(self.item_kind, len(item), out, takes_objects)
-            except BaseException:
+            if not takes_objects if self.item_kind == OBJECT else out is not None:
                 self.item = item
-                raise
+                raise self._unwanted(self.item_kind == OBJECT, len(item))
             return item
         if out is item or (out is None and not self.item_is_given):
             return item
@@ -609,7 +561,7 @@ cdef class Ends:
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
-                raise self.closed_there(side)
+                raise self._closed_there(side == SR_PRODUCER)
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
                 npolls += 1
@@ -618,7 +570,7 @@ cdef class Ends:
                 what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
                 raise Timeout(f"{what} within the timeout; the ring stays as it is")
             with nogil:
-                ready = self.sleep(side, room_nbytes, min(deadline[0], next_poll))
+                ready = self.sleep_and_poll(side, room_nbytes, deadline[0], &next_poll, &npolls)
         return 0
 
     cdef bint spin(self, int side, uint64_t room_nbytes, int pauses) noexcept nogil:
@@ -650,6 +602,34 @@ cdef class Ends:
             sr_event_sleep(event, generation, until_ns - now)
         return self.is_ready(side, room_nbytes)
 
+    # Sleep, and go on sleeping after a poll that finds nothing. What else a poll may find is for a thread with the GIL.
+    cdef bint sleep_and_poll(self, int side, uint64_t room_nbytes, uint64_t deadline, uint64_t *next_poll,
+                             int *npolls) noexcept nogil:
+        cdef sr_watcher watcher
+        cdef uint64_t now, interval = LONG_POLL_NS
+        cdef bint is_watched = side == SR_CONSUMER and npolls[0] >= SHORT_POLLS and self.watched_fd[side] >= 0 \
+            and sr_watcher_start(&watcher, self.watched_fd[side], self.event_of(side))
+        cdef bint ready
+        if is_watched:
+            interval = WATCHED_POLL_NS
+            next_poll[0] = sr_now_ns() + interval
+        while True:
+            ready = self.sleep(side, room_nbytes, min(deadline, next_poll[0]))
+            now = sr_now_ns()
+            if not ready and self.watched_fd[side] >= 0 and sr_process_has_ended(self.watched_fd[side]):
+                next_poll[0] = now
+                break
+            npolls[0] += now >= next_poll[0]
+            if ready or errno == EINTR or now < next_poll[0] or now >= deadline \
+                    or sr_time_away(self.slept_ns[side], now) or npolls[0] % POLLS_A_SIGNAL_CHECK == 0 \
+                    or self.watched_fd[side] < 0 or self.awaited_pid(side) != self.watched_pid[side] \
+                    or self.is_closed_there(side):
+                break
+            next_poll[0] = now + interval
+        if is_watched:
+            sr_watcher_stop(&watcher)
+        return ready
+
     # Raise if the process for which a side waits is gone. A descriptor of the process costs less than reading /proc,
     # which shows a death earlier: before the kernel has freed the memory.
     cdef int check_awaited(self, int side, uint64_t room_nbytes, int npolls) except -1:
@@ -671,8 +651,7 @@ cdef class Ends:
         return 0
 
     cdef int stop_watching(self, int side) except -1:
-        if self.watched_fd[side] >= 0:
-            sr_process_close(self.watched_fd[side])
+        sr_process_close(self.watched_fd[side])
         self.watched_fd[side] = -1
         self.watched_pid[side] = 0
         return 0
@@ -772,7 +751,7 @@ cdef class RingEnds(Ends):
     cdef bint is_closed_there(self, int side) noexcept nogil:
         return sr_liveness_state(&self.q.liveness[1 - side]) == SR_CLOSED
 
-    cdef int awaited_pid(self, int side) noexcept:
+    cdef int awaited_pid(self, int side) noexcept nogil:
         cdef sr_liveness *liveness = &self.q.liveness[1 - side]
         return liveness.pid if sr_liveness_state(liveness) else 0
 
@@ -810,7 +789,7 @@ cdef class BroadcastEnds(Ends):
     cdef bint keeps_readers             # only the readers of the beginning count: without them, a put is an error
     cdef int place, pid                 # of this reader
     cdef bint has_entered               # the writer has admitted this reader
-    cdef object last_death              # how the last reader that was found dead died
+    cdef readonly object _last_death    # how the last reader that was found dead died
 
     def __init__(self, mapping, int pauses):
         cdef uintptr_t address = mapping.address
@@ -968,7 +947,7 @@ cdef class BroadcastEnds(Ends):
             cause = self._cause_of_death(sr_place_pid(owner), sr_flag_load(&place.start_time))
         if cause is None:
             return False
-        self.last_death = cause
+        self._last_death = cause
         sr_broadcast_leave(self.shared, i, owner)
         return True
 
@@ -1009,15 +988,14 @@ cdef class BroadcastEnds(Ends):
             if sr_broadcast_admit(&self.writer, self.places, self.number):
                 self.put_dtype = None    # describe the next array again
         if self.keeps_readers and not sr_broadcast_has_readers(self.shared, self.places):
-            raise self.closed_there(SR_PRODUCER)
+            raise self._closed_there(True)
         return 0
 
     cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
         if side == SR_CONSUMER:
             if not self.has_entered:
                 return self.is_admitted()
-            return sr_ring_has_frame(&self.consumer) or \
-                (self.tail != NULL and sr_broadcast_was_dropped(self.tail, self.consumer.position))
+            return sr_ring_has_frame(&self.consumer) or sr_broadcast_was_dropped(self.tail, self.consumer.position)
         if sr_ring_has_room(self.producer, room_nbytes):
             return True
         if self.tail != NULL:
@@ -1037,14 +1015,7 @@ cdef class BroadcastEnds(Ends):
             return sr_place_get_state(sr_flag_load(&self.shared.writer.owner)) == SR_PLACE_CLOSED
         return self.writer.slowest < 0 and self.keeps_readers
 
-    cdef object closed_there(self, int side):
-        if side == SR_CONSUMER:
-            return Closed("the process that puts into this ring has closed it")
-        if self.last_death is not None:
-            return RankFailed(f"no process gets from this ring any more: {self.last_death}", cause=self.last_death)
-        return Closed("all processes that get from this ring have closed it")
-
-    cdef int awaited_pid(self, int side) noexcept:
+    cdef int awaited_pid(self, int side) noexcept nogil:
         if side == SR_CONSUMER:
             return sr_place_pid(sr_flag_load(&self.shared.writer.owner))
         if self.writer.slowest < 0:
@@ -1061,7 +1032,7 @@ cdef class BroadcastEnds(Ends):
             if sr_place_pid(sr_flag_load(&self.shared.reader[slowest].place.owner)) == 0:
                 cause = self._why_none_comes(self.pids_of_readers())
                 if cause is not None:
-                    self.last_death = cause
+                    self._last_death = cause
                     for i in range(self.places):
                         if sr_flag_load(&self.shared.reader[i].place.owner) == SR_PLACE_RESERVED:
                             sr_broadcast_leave(self.shared, i, SR_PLACE_RESERVED)

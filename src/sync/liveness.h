@@ -169,6 +169,10 @@ static inline bool sr_process_has_ended(int descriptor)
     return poll(&asked, 1, 0) != 0;
 }
 
-static inline void sr_process_close(int descriptor) { close(descriptor); }
+static inline void sr_process_close(int descriptor)
+{
+    if (descriptor >= 0)
+        close(descriptor);
+}
 
 #endif

@@ -7,6 +7,7 @@ import os
 import pickle
 import queue
 import random
+import resource
 import signal
 import threading
 import time
@@ -663,9 +664,67 @@ def test_killed_at_any_moment_again_and_again():
         kill_at_random(seed)
 
 
-def test_an_idle_reader_costs_no_cpu():
-    with shmring.Broadcast(readers=1) as ring:
-        begin = time.process_time()
+# ---- a long sleep -----------------------------------------------------------------------------------------
+
+KINDS = {"Ring": shmring.Ring, "Broadcast": lambda: shmring.Broadcast(readers=1)}
+LONG_S = 0.8  # after 0.3 s a thread watches the writer
+
+
+def put_once_and_end(ring, how):
+    ring.put(b"first")
+    time.sleep(LONG_S)
+    if how == "put":
+        ring.put(b"second")
+        ring.close()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["put", "close", "kill"])
+def test_a_long_sleep_ends(kind, how):
+    with KINDS[kind]() as ring:
+        child = FORK.Process(target=put_once_and_end, args=(ring, how))
+        child.start()
+        assert ring.get(ENOUGH_S) == b"first"
+        if how == "put":
+            assert ring.get(ENOUGH_S) == b"second"
+        with pytest.raises(shmring.RankFailed if how == "kill" else shmring.Closed):
+            ring.get(ENOUGH_S)
+        child.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_ends_a_long_sleep(kind):
+    with KINDS[kind]() as ring:
+        writer = FORK.Process(target=put_once_and_end, args=(ring, "put"))
+        writer.start()
+        assert ring.get(ENOUGH_S) == b"first"
+        child = FORK.Process(target=raise_interrupt, args=(os.getpid(), LONG_S / 2))
+        child.start()
+        with pytest.raises(KeyboardInterrupt):
+            ring.get(ENOUGH_S)
+        assert ring.get(ENOUGH_S) == b"second"
+        writer.join()
+        child.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_idle_reader_seldom_wakes(kind):
+    with KINDS[kind]() as ring:
+        writer = FORK.Process(target=put_once_and_stay, args=(ring,))
+        writer.start()
+        assert ring.get(ENOUGH_S) == b"first"
+        before = resource.getrusage(resource.RUSAGE_SELF)
         with pytest.raises(TimeoutError):
-            ring.get(timeout=0.5)
-        assert time.process_time() - begin < 0.25
+            ring.get(timeout=3)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        writer.kill()
+        writer.join()
+    assert after.ru_nvcsw - before.ru_nvcsw < 30
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.1
+
+
+def put_once_and_stay(ring):
+    ring.put(b"first")
+    time.sleep(ENOUGH_S)

@@ -32,6 +32,7 @@ C_HOUSE = {
     "sync/event.h": {"layout.h"},
     "sync/flag.h": {"fault.h", "sync/cpu.h", "sync/event.h"},
     "sync/waitset.h": {"sync/clock.h", "sync/flag.h"},
+    "sync/watcher.h": {"sync/event.h"},
     "sync/abort.h": {"layout.h"},
     "sync/seqlock.h": {"sync/flag.h"},
     "sync/lock.h": {"layout.h", "sync/cpu.h"},
