@@ -32,6 +32,8 @@ HOLDS = [
     ("lock", ""),
     ("lock", "TURNS=3"),
     ("blame", "CALLS=12"),
+    ("broadcast", ""),
+    ("broadcast", "SLOTS=2 ITEMS=4"),
 ]
 HOLDS_AT_LENGTH = [
     ("flag", "WRITERS=2 VALUES=2"),
@@ -61,6 +63,13 @@ BREAKS = [
     ("lock", "LOOKS_FIRST", LOST),
     ("lock", "LOOKS_AND_TAKES", WRONG),
     ("lock", "NO_VALUE", LOST),
+    ("broadcast", "IGNORES_RESERVED", WRONG),
+    ("broadcast", "JOINS_ALONE", WRONG),
+    ("broadcast", "STATE_FIRST", WRONG),
+    ("broadcast", "NO_SECOND_LOOK", LOST),
+    ("broadcast", "OLD_SLOWEST", LOST),
+    ("broadcast", "LEAVES_QUIETLY", LOST),
+    ("broadcast", "ANNOUNCES_QUIETLY", LOST),
     ("blame", "FLAG_FIRST", WRONG),
     ("blame", "CLOSES_FIRST", WRONG),
 ]
