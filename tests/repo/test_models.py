@@ -40,6 +40,7 @@ HOLDS_AT_LENGTH = [
     ("flag", "SLEEPERS=3"),
     ("call_line", "RANKS=3 LINES=2 CALLS=5"),
     ("call_line", "LINES=8 CALLS=12"),
+    ("broadcast", "READERS=3"),
 ]
 # The findings: a lost wake-up is a state without end, everything else an assertion.
 LOST, WRONG = "invalid end state", "assertion violated"

@@ -4,8 +4,8 @@
 
    Memory is sequentially consistent: flag.pml checks the orders of a publish and a sleep.
 
-   Bounds: READERS readers and one writer of ITEMS items, of one slot each in a ring of SLOTS. Reader 0 has a reserved place;
-   the others take a free one, at any time, and may leave after any item.
+   Bounds: READERS readers and one writer of ITEMS items, of one slot each in a ring of SLOTS. Reader 0 has a reserved
+   place; the others take a free one, at any time, and may leave after any item.
 
    Each of these definitions breaks the model, and Spin must find it:
      IGNORES_RESERVED   the writer does not wait for the reader of a reserved place that has not come
@@ -35,8 +35,8 @@ bool closed;
 bool watching[READERS + 1];     /* the process has announced a sleep, and no signal has come since */
 byte watched;                   /* the reader on whose event the writer sleeps */
 
-/* sr_event_watch; `e` is the event of a reader, or WRITER for the one on which all readers sleep. flag.pml has events in
-   detail. */
+/* sr_event_watch; `e` is the event of a reader, or WRITER for the one on which all readers sleep. flag.pml has events
+   in detail. */
 inline watch(me, e)
 {
     atomic { watching[me] = true; watched = (me == WRITER -> e : watched) }
