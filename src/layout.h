@@ -255,6 +255,8 @@ enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
 struct sr_queue {
     uint64_t magic;                  /* W creator before any other process maps it; R both sides */
     uint64_t nbytes;                 /* W creator, likewise: a power of two; R both sides */
+    uint32_t gave_up;                /* 1: an exception ended the putting. W the side that puts, before it closes; R the
+                                        other side, once it sees this */
     struct sr_liveness creator;      /* W creator; R both sides: once it is dead, no process opens an absent side */
     struct sr_liveness liveness[SR_SIDES]; /* W the process at that side, `state` first by compare-and-swap; R the other
                                               side */
@@ -304,6 +306,7 @@ struct sr_broadcast {
     uint32_t drops;            /* 1: the writer does not wait for readers */
     uint32_t creator_pid;
     uint64_t creator_start_time;
+    uint32_t gave_up;          /* 1: an exception ended the putting. W writer, before it closes; R readers, then */
     struct sr_place writer;
     struct sr_counter changes; /* W readers that take or leave a place, by fetch-and-add; R writer, which then looks at
                                   the places */

@@ -20,6 +20,7 @@ cdef extern from "layout.h" nogil:
         uint64_t kind
     cdef struct sr_queue:
         uint64_t magic, nbytes
+        uint32_t gave_up
         sr_liveness creator
         sr_liveness *liveness
         sr_event *event
@@ -37,7 +38,7 @@ cdef extern from "layout.h" nogil:
         sr_event event
     cdef struct sr_broadcast:
         uint64_t magic, nbytes, creator_start_time
-        uint32_t places, reserved, drops, creator_pid
+        uint32_t places, reserved, drops, creator_pid, gave_up
         sr_place writer
         sr_counter changes, tail
         sr_event event

@@ -24,7 +24,8 @@ class Broadcast(QueueEnds, BroadcastEnds):
     Create it and pass it to children as an argument of `multiprocessing.Process` (any start method). The
     process that puts first is the writer; each process that gets is a reader. The writer waits for the
     slowest reader, or with `drop` for none. A reader that closes or dies is no longer waited for. The memory
-    has no name. `with` closes the ring and notifies the other processes.
+    has no name. `with` closes the ring and notifies the other processes: if an exception
+    leaves the block of the writer, readers get Aborted in place of Closed.
 
     Parameters
     ----------

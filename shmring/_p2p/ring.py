@@ -18,7 +18,8 @@ class Ring(QueueEnds, RingEnds):
 
     Create it and pass it to a child as an argument of `multiprocessing.Process` (any start method). One
     process puts and the other gets: each side belongs to the process that uses it first. The memory has no
-    name. `with` closes the ring and notifies the other side.
+    name. `with` closes the ring and notifies the other side: if an exception leaves
+    the block of the process that puts, the other one gets Aborted in place of Closed.
 
     Parameters
     ----------

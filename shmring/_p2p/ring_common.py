@@ -130,6 +130,8 @@ class QueueEnds(Ends):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._give_up()
         self.close()
 
     def __del__(self) -> None:

@@ -32,6 +32,9 @@ class Ends:
     def _forget_sides(self) -> None:
         """Give up both sides in a forked child: they stay with the parent."""
 
+    def _give_up(self) -> None:
+        """Have the processes that get raise Aborted in place of Closed, once this side closes."""
+
     def _close(self, because: str) -> bool:
         """Close the sides that this process uses. Return True if the ring was open."""
 

@@ -33,7 +33,7 @@ from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 
 import queue
 
-from ..errors import Closed, Error, Timeout
+from ..errors import Aborted, Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
@@ -100,6 +100,7 @@ cdef class Ends:
     cdef object item                    # its destination; None: no message is being received
     cdef object item_kind
     cdef bint item_is_given             # ... and it is the caller's array
+    cdef uint32_t *gave_up              # in shared memory: 1 if an exception ended the putting
     cdef const sr_flag *tail            # if the writer drops items: position of the oldest item; else NULL
     cdef uint64_t number, next_number   # of the next item that goes in, and of the next one that comes out
     cdef uint64_t nlost                 # items that the writer has dropped before this process could get them
@@ -359,8 +360,8 @@ cdef class Ends:
             Nothing is lost.
         ValueError
             If `out` differs from the item, which stays for the next call.
-        Closed, RankFailed
-            Once the ring is empty, if the other side has closed it, or died.
+        Closed, Aborted, RankFailed
+            Once the ring is empty: if the other side has closed it, if an exception left its `with` block, or if it died.
         """
         return self.next_item(timeout, block, out, False)
 
@@ -561,6 +562,8 @@ cdef class Ends:
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
+                if side == SR_CONSUMER and self.gave_up[0]:
+                    raise Aborted("the process that puts into this ring gave up: an exception left its `with` block")
                 raise self._closed_there(side == SR_PRODUCER)
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
@@ -666,6 +669,11 @@ cdef class Ends:
         self.stop_watching(SR_PRODUCER)
         self.stop_watching(SR_CONSUMER)
 
+    def _give_up(self):
+        """Have the processes that get raise Aborted in place of Closed, once this side closes."""
+        if self.closed_because is None and self.puts:
+            self.gave_up[0] = 1
+
     def _close(self, str because):
         """Close the sides that this process uses. Return True if the ring was open."""
         if self.closed_because is not None:
@@ -705,6 +713,7 @@ cdef class RingEnds(Ends):
         self.mapping = mapping
         self.nbytes_of_ring = nbytes
         self.q = q
+        self.gave_up = &q.gave_up
         self.pauses = pauses
         self.closed_because = None
 
@@ -804,6 +813,7 @@ cdef class BroadcastEnds(Ends):
         self.places = <uint32_t> places
         self.keeps_readers = shared.reserved == places
         self.shared = shared
+        self.gave_up = &shared.gave_up
         self.producer = &self.writer.end
         self.tail = &shared.tail.value if shared.drops else NULL
         self.pauses = pauses

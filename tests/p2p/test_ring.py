@@ -1,6 +1,7 @@
 """Ring: the other process gets what one process puts, of any size and dtype; and a side whose other side
 closes, dies, never comes, or is interrupted."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -477,3 +478,20 @@ def test_an_idle_side_costs_no_cpu():
         with pytest.raises(TimeoutError):
             ring.get(timeout=0.5)
         assert time.process_time() - begin < 0.25
+
+
+def put_and_raise(ring):
+    with contextlib.suppress(ZeroDivisionError), ring:
+        ring.put(np.arange(3))
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("make", [shmring.Ring, lambda: shmring.Broadcast(readers=1)])
+def test_an_exception_of_the_producer_is_no_ordinary_end(make):
+    with make() as ring:
+        child = FORK.Process(target=put_and_raise, args=(ring,))
+        child.start()
+        assert ring.get(ENOUGH_S).tolist() == [0, 1, 2]
+        with pytest.raises(shmring.Aborted, match="gave up"):
+            ring.get(ENOUGH_S)
+        child.join()
