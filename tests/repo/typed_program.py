@@ -190,6 +190,10 @@ if __name__ == "__main__":
     with shmring.Ring(1 << 16) as ring:
         multiprocessing.Process(target=produce, args=[ring]).start()
         ring.get(timeout=30)
+    with shmring.Broadcast(1 << 16, readers=1, drop=True) as one_to_many:
+        one_to_many.put_object({"a": np.ones(3)}, timeout=30)
+        one_to_many.get_object(timeout=30)
+        assert_type((one_to_many.lost, one_to_many.readers, one_to_many.nbytes), tuple[int, int, int])
     with shmring.init(shmring.world(1), rank=0, timeout=30) as alone:
         assert_type(alone.size, int)
     assert_type(model.ring(1e6, 4).seconds(model.Link(1e-6, 1e9)), float)
