@@ -88,7 +88,7 @@ cdef class Ends:
     cdef bint is_putting, is_getting    # a thread of this process is in put or get
     cdef int pauses
     cdef uint64_t nbytes_of_ring        # a copy that has been checked
-    cdef uint64_t[2] slept_ns           # by side, time at which the last sleep was to end
+    cdef uint64_t[2] slept_ns, checked_ns    # by side: when the last sleep was to end; when check_if_due last checked
     cdef int[2] watched_pid, watched_fd    # by side: the process for which it waits, and a descriptor of that process
     cdef bint must_send_cut             # the last put was interrupted: the frame `cut` must still be sent
     cdef sr_frame cut
@@ -255,9 +255,11 @@ cdef class Ends:
             room_nbytes += sr_ring_frame_nbytes(0)
         if self.is_ready(SR_PRODUCER, room_nbytes):
             return 0
-        if self.tail == NULL:
+        if self.tail != NULL:
+            return self.drop_for(room_nbytes)
+        self.check_if_due(SR_PRODUCER, room_nbytes)
+        if not self.is_ready(SR_PRODUCER, room_nbytes):
             raise queue.Full()
-        self.drop_for(room_nbytes)
         return 0
 
     cdef int begin_message(self, sr_outgoing *message, int kind, uint64_t nbytes, uint64_t *deadline) except -1:
@@ -375,7 +377,8 @@ cdef class Ends:
                 if not self.finish_item(block, &deadline):
                     continue
                 if self.item_kind == DESCRIPTION:
-                    self.keep_description(self.take_item())
+                    item, self.item = self.item, None
+                    self.keep_description(item)
                     continue
                 item = self.deliver(out, takes_objects)
                 self.next_number += 1
@@ -488,13 +491,8 @@ cdef class Ends:
                 raise self._damaged()
             self.wait_for_frame(block, deadline)
 
-    cdef object take_item(self):
-        item = self.item
-        self.item = None
-        return item
-
     cdef object deliver(self, object out, bint takes_objects):
-        item = self.take_item()
+        item, self.item = self.item, None
         if self.item_kind == OBJECT or self.item_kind == BYTES:   # receiving may have begun in another call
             if not takes_objects if self.item_kind == OBJECT else out is not None:
                 self.item = item
@@ -534,6 +532,7 @@ cdef class Ends:
     cdef int wait_for_frame(self, bint block, uint64_t *deadline) except -1:
         if not block:
             sr_ring_publish_taken(&self.consumer)
+            self.check_if_due(SR_CONSUMER, 0)
             raise queue.Empty()
         self.wait(SR_CONSUMER, 0, deadline)
         return 0
@@ -552,8 +551,13 @@ cdef class Ends:
         if self.spin(side, room_nbytes, min(self.pauses, <int> BRIEF_PAUSES)):
             return 0
         next_poll = sr_now_ns() + POLL_NS
+        # Pause, then sleep without yielding first: on busy CPUs a yield gives other processes a time slice, while a
+        # sleeper is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
         with nogil:
-            ready = self.wait_awake(side, room_nbytes, min(deadline[0], next_poll))
+            if side == SR_CONSUMER:
+                sr_ring_publish_taken(&self.consumer)
+            ready = self.spin(side, room_nbytes, self.pauses) or \
+                self.sleep(side, room_nbytes, min(deadline[0], next_poll))
         while not ready:
             now = sr_now_ns()
             if deadline[0] != NEVER_NS and now > self.slept_ns[side]:
@@ -570,6 +574,9 @@ cdef class Ends:
                 npolls += 1
                 next_poll = now + (POLL_NS if npolls < SHORT_POLLS else LONG_POLL_NS)
             if now >= deadline[0]:
+                self.check_if_due(side, room_nbytes)
+                if side == SR_PRODUCER and self.is_ready(side, room_nbytes):
+                    return 0
                 what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
                 raise Timeout(f"{what} within the timeout; the ring stays as it is")
             with nogil:
@@ -583,13 +590,6 @@ cdef class Ends:
                 return True
             sr_pause()
         return self.is_ready(side, room_nbytes)
-
-    # Pause, then sleep without yielding first: on busy CPUs a yield gives other processes a time slice, while a sleeper
-    # is woken at once (bench/engine/bench_ring.py beside a compiler: 64 KiB in 8 us instead of 13 to 35).
-    cdef bint wait_awake(self, int side, uint64_t room_nbytes, uint64_t until_ns) noexcept nogil:
-        if side == SR_CONSUMER:
-            sr_ring_publish_taken(&self.consumer)
-        return self.spin(side, room_nbytes, self.pauses) or self.sleep(side, room_nbytes, until_ns)
 
     cdef bint sleep(self, int side, uint64_t room_nbytes, uint64_t until_ns) noexcept nogil:
         cdef uint64_t now = sr_now_ns()
@@ -653,10 +653,19 @@ cdef class Ends:
                 raise
         return 0
 
+    # For calls that wait for less than a poll: look at the other side as often as a long wait does.
+    cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1:
+        cdef uint64_t now = sr_now_ns()
+        if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
+            raise self._closed_there(side == SR_PRODUCER)
+        if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
+            self.checked_ns[side] = now
+            self.check_awaited(side, room_nbytes, 0)
+        return 0
+
     cdef int stop_watching(self, int side) except -1:
         sr_process_close(self.watched_fd[side])
-        self.watched_fd[side] = -1
-        self.watched_pid[side] = 0
+        self.watched_fd[side], self.watched_pid[side] = -1, 0
         return 0
 
     # -- closing --
@@ -942,9 +951,7 @@ cdef class BroadcastEnds(Ends):
             raise RuntimeError(f"{self.places} processes get from this ring already, as many as it was made for")
         sr_flag_set(&self.shared.reader[place].place.start_time, start_time)
         memset(&self.consumer, 0, sizeof(sr_ring_end))
-        self.place = place
-        self.pid = pid
-        self.has_entered = False
+        self.place, self.pid, self.has_entered = place, pid, False
         self.gets = True
         return 0
 
@@ -952,9 +959,9 @@ cdef class BroadcastEnds(Ends):
     cdef bint free_place_of_the_dead(self, uint32_t i) except -1:
         cdef sr_place *place = &self.shared.reader[i].place
         cdef uint64_t owner = sr_flag_load(&place.owner)
-        cause = None
-        if sr_place_pid(owner):
-            cause = self._cause_of_death(sr_place_pid(owner), sr_flag_load(&place.start_time))
+        if sr_place_pid(owner) == 0:
+            return False
+        cause = self._cause_of_death(sr_place_pid(owner), sr_flag_load(&place.start_time))
         if cause is None:
             return False
         self._last_death = cause
@@ -982,8 +989,7 @@ cdef class BroadcastEnds(Ends):
         return True
 
     cdef bint is_admitted(self) noexcept nogil:
-        cdef uint64_t owner = sr_flag_load_ordered(&self.shared.reader[self.place].place.owner)
-        return sr_place_get_state(owner) == SR_PLACE_JOINED
+        return sr_place_get_state(sr_flag_load_ordered(&self.shared.reader[self.place].place.owner)) == SR_PLACE_JOINED
 
     # -- what Ends needs --
 
@@ -1040,20 +1046,16 @@ cdef class BroadcastEnds(Ends):
             self._poll_writer(sr_place_pid(sr_flag_load(&place.owner)), sr_flag_load(&place.start_time))
         elif slowest >= 0 and not self.free_place_of_the_dead(slowest):
             if sr_place_pid(sr_flag_load(&self.shared.reader[slowest].place.owner)) == 0:
-                cause = self._why_none_comes(self.pids_of_readers())
+                pids = set()
+                for i in range(self.places):
+                    pids.add(sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)))
+                cause = self._why_none_comes(pids)
                 if cause is not None:
                     self._last_death = cause
                     for i in range(self.places):
                         if sr_flag_load(&self.shared.reader[i].place.owner) == SR_PLACE_RESERVED:
                             sr_broadcast_leave(self.shared, i, SR_PLACE_RESERVED)
         return 0
-
-    cdef set pids_of_readers(self):
-        cdef uint32_t i
-        pids = set()
-        for i in range(self.places):
-            pids.add(sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)))
-        return pids
 
     cdef int drop_for(self, uint64_t room_nbytes) except -1:
         if room_nbytes + SR_CACHE_LINE > self.nbytes_of_ring:

@@ -664,6 +664,50 @@ def test_killed_at_any_moment_again_and_again():
         kill_at_random(seed)
 
 
+# ---- calls that do not wait -------------------------------------------------------------------------------
+
+
+def call_until_it_raises(call, *passing):
+    """Call until something else is raised than the exceptions in `passing`, or for ENOUGH_S."""
+    until = time.monotonic() + ENOUGH_S
+    while time.monotonic() < until:
+        with contextlib.suppress(*passing):
+            call()
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("kind", ["Ring", "Broadcast"])
+@pytest.mark.parametrize("how", ["close", "kill"])
+@pytest.mark.parametrize("timeout", [0, None])
+def test_a_get_that_hardly_waits_sees_the_end_of_the_writer(kind, how, timeout):
+    with KINDS[kind]() as ring:
+        child = FORK.Process(target=put_and_end, args=(ring, how))
+        child.start()
+        assert same(ring.get(ENOUGH_S), np.arange(5))
+        get = ring.get_nowait if timeout is None else lambda: ring.get(timeout)
+        with pytest.raises(shmring.RankFailed if how == "kill" else shmring.Closed):
+            call_until_it_raises(get, queue.Empty, TimeoutError)
+        child.join()
+
+
+@pytest.mark.parametrize("timeout", [0, None])
+def test_a_put_that_hardly_waits_leaves_a_dead_reader_behind(timeout):
+    ring = shmring.Broadcast(TINY, readers=2)
+    with Readers(ring, 1, get_and_report, 1, "kill") as children, ring:
+        ring.put(b"first")
+        assert ring.get() == b"first"
+        assert children.answers() == ["joined"]
+        put = ring.put_nowait if timeout is None else lambda item: ring.put(item, timeout)
+        for i in range(50):
+            item = bytes([i]) * 100
+            until = time.monotonic() + ENOUGH_S
+            while time.monotonic() < until:
+                with contextlib.suppress(queue.Full, TimeoutError):
+                    put(item)
+                    break
+            assert ring.get(ENOUGH_S) == item
+
+
 # ---- a long sleep -----------------------------------------------------------------------------------------
 
 KINDS = {"Ring": shmring.Ring, "Broadcast": lambda: shmring.Broadcast(readers=1)}
