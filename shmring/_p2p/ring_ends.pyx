@@ -7,7 +7,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from .._core cimport numpy_api as cnp
@@ -30,6 +30,11 @@ from .._core.spsc_ring cimport (
     sr_ring_push, sr_ring_push_part, sr_ring_put,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
+from .ring_frames cimport (
+    ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, JOIN_NBYTES, KIND_BITS, LONG_POLL_NS,
+    MOST_DIMENSIONS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK, POLLS_A_SIGNAL_CHECK, POLL_NS,
+    SHORT_POLLS, WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
+)
 
 import queue
 
@@ -38,45 +43,11 @@ from ..errors import Aborted, Closed, Error, Timeout
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
 
-cdef extern from "sync/watcher.h" nogil:
-    cdef struct sr_watcher:
-        pass
-    bint sr_watcher_start(sr_watcher *, int process, sr_event *)
-    void sr_watcher_stop(sr_watcher *)
-
 cnp.import_array()
 
 HEAD_NBYTES = SR_PAGE       # bytes before the data of a ring with one reader
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
 MOST_READERS = SR_MOST_READERS
-
-cdef enum:
-    # Measured with bench/engine/bench_ring.py: one piece is put in while the previous one is taken out.
-    PIECE_NBYTES = 16384
-    BRIEF_NBYTES = 65536        # copying such a small item takes less time than releasing and taking the GIL
-    BRIEF_PAUSES = 50           # pauses with the GIL held
-    # The end of an interval costs 25 to 50 us of CPU, nearly all of it in the kernel. An idle reader is to cost at most
-    # 1 ms in 5 s (bench/engine/bench_broadcast.py), so a thread watches the writer during a long sleep.
-    POLL_NS = 100000000         # interval of checks for the other process ...
-    SHORT_POLLS = 3             # ... so many times, and then ...
-    LONG_POLL_NS = 250000000    # ... this interval, or ...
-    WATCHED_POLL_NS = 2000000000    # ... this one, while a thread watches the process
-    POLLS_A_SIGNAL_CHECK = 4    # signals for which the kernel does not end the sleep are looked for so often
-    POLLS_A_FULL_CHECK = 40     # /proc is read once in so many intervals, if a descriptor shows the end of the process
-    POLLS_AN_ABSENT_CHECK = 3   # a process that has not come is looked for once in so many long intervals
-    MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
-    JOIN_NBYTES = 65536         # the parts of such a small object are copied together
-    KIND_BITS = 8               # of a frame's kind; the other 48 bits are the number of the item
-
-cdef enum Kind:      # kind of a frame
-    BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION, OBJECT
-
-
-# Shape and dtype of the arrays that follow, as transferred: ndim, the lengths, then the dtype's text.
-cdef struct Shape:
-    int64_t ndim
-    int64_t length[MOST_DIMENSIONS]
-
 
 cdef class Ends:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
@@ -278,7 +249,7 @@ cdef class Ends:
         message.data = data
         try:
             while True:
-                if nbytes <= BRIEF_NBYTES:
+                if nbytes <= BRIEF_ITEM_NBYTES:
                     status = sr_ring_push(self.producer, &message)
                 else:
                     with nogil:
@@ -363,7 +334,7 @@ cdef class Ends:
         ValueError
             If `out` differs from the item, which stays for the next call.
         Closed, Aborted, RankFailed
-            Once the ring is empty: if the other side has closed it, if an exception left its `with` block, or if it died.
+            Once the ring is empty: if the other side has closed it, left its `with` block by an exception, or died.
         """
         return self.next_item(timeout, block, out, False)
 
@@ -477,7 +448,7 @@ cdef class Ends:
     cdef bint finish_item(self, bint block, uint64_t *deadline) except -1:
         cdef int status
         while True:
-            if self.incoming.nbytes <= BRIEF_NBYTES:
+            if self.incoming.nbytes <= BRIEF_ITEM_NBYTES:
                 status = sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
             else:
                 with nogil:
