@@ -648,8 +648,11 @@ def kill_at_random(seed):
                 os.kill(writer.processes[0].pid, signal.SIGKILL)
                 last = readers.pipes[2].recv() if readers.pipes[2].poll(ENOUGH_S) else "no answer"
                 [late_last] = late.answers()
-        assert last is None or isinstance(last, int), last
-        assert late_last is None or late_last == last
+        for answer in (last, late_last):
+            assert answer is None or isinstance(answer, int), answer
+        # A reader that the writer has not admitted got nothing. That may be either one: the first to come take the
+        # places that were kept.
+        assert None in (last, late_last) or late_last == last
 
 
 @pytest.mark.parametrize("seed", range(6))
