@@ -650,8 +650,8 @@ def kill_at_random(seed):
                 [late_last] = late.answers()
         for answer in (last, late_last):
             assert answer is None or isinstance(answer, int), answer
-        # A reader that the writer has not admitted got nothing. That may be either one: the first to come take the
-        # places that were kept.
+        # A reader that the writer has not admitted got nothing. That may be either: the first to come take
+        # the places that were kept.
         assert None in (last, late_last) or late_last == last
 
 
