@@ -136,12 +136,12 @@ ONE_HOST, OTHER_RANK, THREE, ACROSS, ACROSS_THREE = WORLDS[0], WORLDS[1], WORLDS
 # (world, kind, cases, every so manieth n)
 FEW = (  # of each kind, and over hosts: for a plain run
     (ONE_HOST, "point", ("all_gather_object",), 3),
-    (ONE_HOST, "point", ("split", "all_reduce_first"), 301),
+    (ONE_HOST, "point", ("split", "all_reduce_first"), 701),
     (ONE_HOST, "signal", ("all_reduce_late",), 1),
     (ONE_HOST, "memory", ("message_object",), 307),
     (OTHER_RANK, "system", ("empty", "dup"), 5),
-    (OTHER_RANK, "point", ("close", "shrink"), 401),
-    (ACROSS, "point", ("broadcast_object", "split"), 301),
+    (OTHER_RANK, "point", ("close", "shrink"), 701),
+    (ACROSS, "point", ("broadcast_object", "split"), 701),
 )
 BOUNDED = (
     (OTHER_RANK, "memory", ("mpi_broadcast_long", "mpi_all_gather_long"), 5),

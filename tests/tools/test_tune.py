@@ -1,6 +1,7 @@
 """Measured tables: when they are used and when not, that all ranks use rank 0's, and the tuner's conclusions
 from times. Never a test of speed."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
-from combinations import each_value
+from combinations import first
 from engines import environment
 from ranks import Ranks
 
@@ -208,7 +209,11 @@ def without_table():
     return found
 
 
-@each_value({"size": [2, 3], "extreme": EXTREMES})
+IN_A_PLAIN_RUN = [(2, "least"), (3, "most"), (3, "few slots")]
+EACH = sorted(itertools.product([2, 3], EXTREMES), key=lambda each: each not in IN_A_PLAIN_RUN)
+
+
+@pytest.mark.parametrize(("size", "extreme"), first(len(IN_A_PLAIN_RUN), EACH))
 def test_any_table_within_the_limits_gives_the_same_results(world_of, without_table, path, size, extreme):
     tuning_table.save(
         path, {size: dict.fromkeys(tuning_table.DISTANCES, EXTREMES[extreme])}, thresholds.LIMITS
