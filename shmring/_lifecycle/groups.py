@@ -240,14 +240,19 @@ def _as_the_parents(kind: type[Error], check: Check, within_s: float = _ABORT_S)
     try:
         yield
     except kind:
-        deadline = Deadline(within_s)
-        while not deadline.is_over():
-            try:
-                check()
-            except Error as error:
-                raise error from None  # without context: it is the same failure
-            time.sleep(0.005)
+        raise_soon(check, within_s)
         raise
+
+
+def raise_soon(check: Check, within_s: float = _ABORT_S) -> None:
+    """Raise the error that `check` raises within a time, if it raises one."""
+    deadline = Deadline(within_s)
+    while not deadline.is_over():
+        try:
+            check()
+        except Error as error:
+            raise error from None  # without context: it is the same failure
+        time.sleep(0.005)
 
 
 def _invite(

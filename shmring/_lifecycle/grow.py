@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -18,17 +17,14 @@ from .._bootstrap.join import Joined, World, check_nprocs, join
 from .._config.settings import parse_address
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, agreed
+from .groups import raise_soon
 from .startup import CommParts, join_and_begin
 
 if TYPE_CHECKING:
-    from .._bootstrap.framed_socket import Check
     from .._comm.comm import Comm
     from .._config.settings import Settings
     from .._engine.engine import Engine
     from .internode import InterNodeLinks
-
-_POLL_S = 0.005
-_ABORT_S = 1.0  # the old communicator's connections show a death this much later than those of the new one
 
 
 class Wanted(NamedTuple):
@@ -156,16 +152,5 @@ def _meet(
         return join_and_begin(join_world, settings, engine.timeout_s, key=world.key, deadline=deadline)
     except RankFailed as error:
         if error.rank is not None and error.rank < comm.size:
-            _raise_as_old(engine.poll)
+            raise_soon(engine.poll)  # as the old communicator's error, so that all its ranks learn of it
         raise
-
-
-def _raise_as_old(check: Check) -> None:
-    """Raise the death of an old rank as the old communicator's error, so that all its ranks learn of it."""
-    deadline = Deadline(_ABORT_S)
-    while not deadline.is_over():
-        try:
-            check()
-        except Error as error:
-            raise error from None  # without context: it is the same failure
-        time.sleep(_POLL_S)
