@@ -583,7 +583,7 @@ cdef class Ends:
         cdef uint64_t now, interval = LONG_POLL_NS
         cdef bint is_watched = side == SR_CONSUMER and npolls[0] >= SHORT_POLLS and self.watched_fd[side] >= 0 \
             and sr_watcher_start(&watcher, self.watched_fd[side], self.event_of(side))
-        cdef bint ready
+        cdef bint ready = False
         if is_watched:
             interval = WATCHED_POLL_NS
             next_poll[0] = sr_now_ns() + interval

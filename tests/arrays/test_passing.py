@@ -452,7 +452,7 @@ def there_and_back():
 def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
     """Nothing stays locked, and each block is freed but those whose pickle the exception has lost."""
     there_and_back()
-    before, n, lost = len(segments()), 1 - stride, 0
+    before, n, lost = set(segments()), 1 - stride, 0
     while True:
         n += stride
         injection = injection_of(kind, n)
@@ -472,11 +472,16 @@ def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
     assert n > 10
     del whole, part, zeros
     gc.collect()
-    assert len(segments()) - before <= lost
+    assert len(set(segments()) - before) <= lost
     for block in passing._sent:  # those of lost pickles
         block.under_way.clear()
     time.sleep(2 * passing._SWEEP_S)
     shmring.shared_zeros(1)
+    gc.collect()
+    left = set(segments()) - before
+    assert len(left) <= 3  # an interrupt between a system call and the bytecode that stores its result
+    for fd in left:
+        os.close(fd)
 
 
 def test_a_pickle_of_another_machine_is_refused():
