@@ -449,6 +449,7 @@ def there_and_back():
 @pytest.mark.parametrize(
     ("kind", "stride"), [("point", 61), ("system", 1), pytest.param("point", 17, marks=pytest.mark.slow)]
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
     """Nothing stays locked, and each block is freed but those whose pickle the exception has lost."""
     there_and_back()
