@@ -240,7 +240,7 @@ def wait_policy(nranks: int, *, oversubscribed: bool, one_group: bool) -> dict[s
             "brief_pauses": 60,
             "brief_yields": 0,
             "yield_ns": 200_000,
-            "sleep_ns": 4_000_000,
+            "sleep_ns": 5_000_000,  # the interval of signal checks, so that both are one wake-up
             "poll_ns": 50_000,
             "ping_interval_ns": 20_000_000 * (nranks - 1),
             "zero_copy_nbytes": 0,
@@ -251,7 +251,7 @@ def wait_policy(nranks: int, *, oversubscribed: bool, one_group: bool) -> dict[s
         "brief_pauses": 100,
         "brief_yields": 4,
         "yield_ns": 1_000_000 if one_group else 20_000,
-        "sleep_ns": 4_000_000,
+        "sleep_ns": 5_000_000,  # the interval of signal checks, so that both are one wake-up
         "poll_ns": 50_000,
         "ping_interval_ns": 5_000_000_000,
         "zero_copy_nbytes": OVERSUBSCRIBED_ZERO_COPY_NBYTES,

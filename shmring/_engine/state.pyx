@@ -228,7 +228,7 @@ cdef class State:
         g.tunings[0], g.tunings[1] = tuning
         g.next_far = g.header.forced_path == 2
         set_far(g, g.next_far)
-        self.set_wait_policy(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=4_000_000,
+        self.set_wait_policy(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=5_000_000,
                              poll_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, oversubscribed=False)
         g.ring_nbytes = g.header.ring_nbytes
         g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
