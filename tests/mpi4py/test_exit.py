@@ -191,7 +191,7 @@ if comm.rank == 0:
 {call}
 used_s = time.process_time() - begin_s
 if comm.rank == 1:
-    print(used_s < 0.01 * {seconds})
+    print(used_s < 0.05 * {seconds})  # 0.5 % on a quiet machine; a rank of MPI uses all of it
 """
 
 
