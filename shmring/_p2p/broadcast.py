@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from typing import Any
 
 import numpy as np
 
-from .._system import segments
-from .._system.limits import usable_cpus
 from ..errors import Closed, RankFailed
-from .ring_common import DEFAULT_NBYTES, PAUSES, QueueEnds, cause_of_death, myself, rounded
+from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, myself, rounded
 from .ring_ends import MOST_READERS, BroadcastEnds
 
 _ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
@@ -87,16 +84,12 @@ class Broadcast(QueueEnds, BroadcastEnds):
                 "readers, and no more readers than most_readers"
             )
         nbytes = rounded(nbytes)
-        fd, mapping = self._allocate(self._head_nbytes(places), nbytes, "a broadcast ring")
-        try:
-            self._format(mapping.address, nbytes, places, reserved, drop, *myself())
-            self._begin(fd, mapping)
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def _pauses(self, mapping: segments.Mapping) -> int:
-        return PAUSES if usable_cpus(len(os.sched_getaffinity(0))) > 1 else 0
+        self._make(
+            self._head_nbytes(places),
+            nbytes,
+            "a broadcast ring",
+            lambda address: self._format(address, nbytes, places, reserved, drop, *myself()),
+        )
 
     def __repr__(self) -> str:
         if self.closed_because:

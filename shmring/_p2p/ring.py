@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-from .._system import segments
-from .._system.limits import usable_cpus
 from ..errors import RankFailed
-from .ring_common import DEFAULT_NBYTES, PAUSES, QueueEnds, cause_of_death, myself, rounded
+from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, myself, rounded
 from .ring_ends import HEAD_NBYTES, RingEnds
 
 _SIDES = ("puts into", "gets from")
@@ -18,8 +14,8 @@ class Ring(QueueEnds, RingEnds):
 
     Create it and pass it to a child as an argument of `multiprocessing.Process` (any start method). One
     process puts and the other gets: each side belongs to the process that uses it first. The memory has no
-    name. `with` closes the ring and notifies the other side: if an exception leaves
-    the block of the process that puts, the other one gets Aborted in place of Closed.
+    name. `with` closes the ring and notifies the other side: if an exception leaves the block of the process
+    that puts, the other one gets Aborted in place of Closed.
 
     Parameters
     ----------
@@ -49,16 +45,7 @@ class Ring(QueueEnds, RingEnds):
 
     def __init__(self, nbytes: int = DEFAULT_NBYTES) -> None:
         nbytes = rounded(nbytes)
-        fd, mapping = self._allocate(HEAD_NBYTES, nbytes, "a ring")
-        try:
-            self._format(mapping.address, nbytes, *myself())
-            self._begin(fd, mapping)
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def _pauses(self, mapping: segments.Mapping) -> int:
-        return PAUSES if usable_cpus(len(os.sched_getaffinity(0))) > 1 else 0
+        self._make(HEAD_NBYTES, nbytes, "a ring", lambda address: self._format(address, nbytes, *myself()))
 
     def __repr__(self) -> str:
         return "<shmring.Ring, closed>" if self.closed_because else f"<shmring.Ring of {self.nbytes} bytes>"

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from .._config.settings import Settings
 from .._system import procfs, segments
+from .._system.limits import usable_cpus
 from ..errors import Closed
 from .ring_ends import LEAST_NBYTES, Ends
 
@@ -41,17 +43,20 @@ class QueueEnds(Ends):
     _given_away: bool
     _other_items = ", and pickles nothing"  # the end of an error message
 
-    def _allocate(self, head_nbytes: int, nbytes: int, purpose: str) -> tuple[int, segments.Mapping]:
-        """Return a descriptor and a mapping of new memory for a ring."""
+    def _make(
+        self, head_nbytes: int, nbytes: int, purpose: str, format_memory: Callable[[int], None]
+    ) -> None:
+        """Begin with new memory, which format_memory(address) formats."""
         fd = segments.create(head_nbytes + nbytes, kind=Settings.from_environment().segment)
         try:
             segments.allocate(fd, 0, head_nbytes + nbytes, purpose=purpose)
             mapping = segments.Mapping(fd, head_nbytes + nbytes)
             mapping.populate()
+            format_memory(mapping.address)
+            self._begin(fd, mapping)
         except BaseException:
             os.close(fd)
             raise
-        return fd, mapping
 
     @classmethod
     def _attach(cls, wrapped: Any) -> Self:
@@ -66,13 +71,10 @@ class QueueEnds(Ends):
         return ring
 
     def _begin(self, fd: int, mapping: segments.Mapping) -> None:
-        super().__init__(mapping, self._pauses(mapping))
+        super().__init__(mapping, PAUSES if usable_cpus(len(os.sched_getaffinity(0))) > 1 else 0)
         self._fd = fd
         self._given_away = False
         _open.add(self)
-
-    def _pauses(self, mapping: segments.Mapping) -> int:
-        raise NotImplementedError
 
     def put_nowait(self, item: NDArray[Any] | Buffer) -> None:
         """Put an item in as `put(item, block=False)` does.

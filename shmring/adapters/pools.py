@@ -84,7 +84,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         Returns
         -------
         concurrent.futures.Future
-            Of its result.
+            It has the result.
         """
         task = dumps((fn, args, kwargs), self._least_nbytes)
         return super().submit(run_task, task, self._least_nbytes, self._keep_nbytes)
