@@ -38,16 +38,18 @@ _OF_ADOPTION = 1  # passed instead of a signature
 _adopted: set[_Block] = set()  # all adopted blocks of this process
 
 
-class _Part:
+class Part:
     """Base object of a NumPy array: this rank's part of a block, or a whole mapping."""
 
-    def __init__(self, address: int, nbytes: int, mapping: segments.Mapping | None = None) -> None:
+    def __init__(
+        self, address: int, nbytes: int, mapping: segments.Mapping | None = None, is_writable: bool = True
+    ) -> None:
         self.mapping = mapping  # unmapped with the last reference; None for a block, whose owner unmaps it
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
             "shape": (nbytes,),
-            "data": (address, False),
+            "data": (address, not is_writable),
         }
 
 
@@ -192,7 +194,7 @@ class Arrays:
         self._sweep()
         block = self._allocate(nbytes, timeout_s)
         self._keep(block)
-        part = _Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
+        part = Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
         weakref.finalize(part, block.free_own_part).atexit = False
         return np.asarray(part).view(dtype).reshape(shape)
 
@@ -260,7 +262,7 @@ class Arrays:
         total = whole_pages(nbytes)
         mapping = self._map(total, 0, total, timeout_s)
         self._one_for_all.add(mapping)
-        return np.asarray(_Part(mapping.address, nbytes, mapping))
+        return np.asarray(Part(mapping.address, nbytes, mapping))
 
     def close(self) -> None:
         """Release the blocks when the communicator ends. Arrays still in use keep their mapping."""

@@ -59,8 +59,7 @@ def _answer(server: socket.socket, blocks: dict[int, int]) -> None:
     with connection:
         try:
             connection.settimeout(_TIMEOUT_S)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            if struct.unpack("=iII", credentials)[1] not in (os.geteuid(), 0):
+            if not _is_trusted(connection):
                 return
             (nonce,) = _REQUEST.unpack(connection.recv(_REQUEST.size, socket.MSG_WAITALL))
             if nonce in blocks:
@@ -75,8 +74,7 @@ def ask(token: str, nonce: int) -> int | None:
         connection.settimeout(_TIMEOUT_S)
         try:
             connection.connect(_address(token))
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            if struct.unpack("=iII", credentials)[1] not in (os.geteuid(), 0):
+            if not _is_trusted(connection):
                 return None
             connection.sendall(_REQUEST.pack(nonce))
             _, fds, _, _ = socket.recv_fds(connection, 1, 1)
@@ -86,6 +84,12 @@ def ask(token: str, nonce: int) -> int | None:
         os.set_inheritable(fd, False)
         return fd
     return None
+
+
+def _is_trusted(connection: socket.socket) -> bool:
+    """Return whether the other process is of this user, or of root."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("=iII", credentials)[1] in (os.geteuid(), 0)
 
 
 def _address(token: str) -> str:

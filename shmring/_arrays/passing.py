@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import secrets
@@ -35,7 +36,7 @@ from .._system import segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
-from .allocator import check
+from .allocator import Part, check
 
 _Array = np.ndarray[Any, Any]
 
@@ -43,9 +44,7 @@ _MAGIC = 0x73686D72_61727261
 _HEAD_NBYTES = 4096
 _NSLOTS = 1984
 _SWEEP_S = 0.001  # least time between two looks at all pickles under way
-_EXIT_S = (
-    0.02  # for pickles to be loaded at the end of a process, before it leaves another one that keeps them
-)
+_EXIT_S = 0.02  # at the end of a process, for pickles to be loaded before it leaves a keeper
 _SENT, _LOADED = 0, 1  # lowest bit of a slot; the others are the number of its use
 
 
@@ -67,17 +66,12 @@ class Head(ctypes.Structure):
 assert ctypes.sizeof(Head) <= _HEAD_NBYTES
 
 
-class _Part:
+class _Part(Part):
     """Base object of all arrays of this process on a block; the reference of this process goes with it."""
 
     def __init__(self, block: Block) -> None:
+        super().__init__(block.data.address + _HEAD_NBYTES, block.nbytes, is_writable=block.is_writable)
         self.block = block
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (block.nbytes,),
-            "data": (block.data.address + _HEAD_NBYTES, not block.is_writable),
-        }
 
 
 class Block:
@@ -154,14 +148,7 @@ class Block:
             head = self.head
             head.references -= 1
             if head.references == 0 and not head.is_kept:
-                self.free()
-
-    def free(self) -> None:
-        """Free the pages for all processes."""
-        try:
-            segments.punch(self.fd, _HEAD_NBYTES, self.nbytes)
-        except OSError as error:
-            raise explain(error, "freeing a shared array") from error
+                segments.free(self.fd, _HEAD_NBYTES, self.nbytes)
 
     def close(self) -> None:
         """Unmap the block and close the descriptor. A second call does nothing."""
@@ -221,10 +208,14 @@ def _close_unused(block: Block) -> None:
     if block.head.is_kept and block.maker == os.getpid():
         _blocks.pop(block.nonce, None)
         _kept.append(block)
-        while sum(one.nbytes for one in _kept) > _keep_nbytes:
-            _kept.pop(0).close()
+        _trim_kept()
     else:
         block.close()
+
+
+def _trim_kept() -> None:
+    while sum(block.nbytes for block in _kept) > _keep_nbytes:
+        _kept.pop(0).close()
 
 
 def _sweep() -> None:
@@ -235,11 +226,17 @@ def _sweep() -> None:
     if now_s < _swept_s + _SWEEP_S:
         return
     _swept_s = now_s
-    for block in list(_sent):
+    for block in _forget_all_loaded():
+        _close_unused(block)
+
+
+def _forget_all_loaded() -> list[Block]:
+    """Forget the pickles that were loaded. Return the blocks of which none is under way any more."""
+    for block in _sent:
         block.forget_loaded()
-        if not block.under_way:
-            _sent.discard(block)
-            _close_unused(block)
+    loaded = [block for block in _sent if not block.under_way]
+    _sent.difference_update(loaded)
+    return loaded
 
 
 def _used_again(nbytes: int) -> Block | None:
@@ -419,8 +416,7 @@ def keep_shared(nbytes: int) -> int:
         return nbytes
     with _guard:
         before, _keep_nbytes = _keep_nbytes, nbytes
-        while sum(one.nbytes for one in _kept) > nbytes:
-            _kept.pop(0).close()
+        _trim_kept()
     _drop_all()
     return before
 
@@ -464,11 +460,8 @@ def block_of(array: _Array) -> Block | None:
 def reduce_array(array: _Array) -> Any:
     """Return how an ndarray is pickled, as `object.__reduce_ex__`."""
     block = block_of(array)
-    return array.__reduce_ex__(_PROTOCOL) if block is None else reduce_shared(array, block)
-
-
-def reduce_shared(array: _Array, block: Block) -> Any:
-    """As `reduce_array`, for an array on a block."""
+    if block is None:
+        return array.__reduce_ex__(_PROTOCOL)
     with _guard:
         _sweep()
         sent = block.send()
@@ -561,15 +554,11 @@ _PROTOCOL = 4  # of pickles of multiprocessing; those of protocol 5 load this as
 reduction.ForkingPickler.register(np.ndarray, reduce_array)
 
 
+@functools.cache
 def _machine() -> str:
     """Return what tells this machine, and this process's view of the others, from other machines."""
-    if not _identity:
-        with open("/proc/sys/kernel/random/boot_id") as boot_id:
-            _identity.append(f"{boot_id.read().strip()} {os.readlink('/proc/self/ns/pid')}")
-    return _identity[0]
-
-
-_identity: list[str] = []
+    with open("/proc/sys/kernel/random/boot_id") as boot_id:
+        return f"{boot_id.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 # ---- the ends of processes ---------------------------------------------------------------------------------
@@ -590,7 +579,7 @@ _own: list[Any] = []
 def _end() -> None:
     """Leave a process that keeps the blocks whose pickles have not been loaded when this process ends."""
     deadline_s = time.monotonic() + _EXIT_S
-    while _forget_all_loaded() and time.monotonic() < deadline_s:
+    while _are_under_way() and time.monotonic() < deadline_s:
         time.sleep(0.001)
     if not _sent:
         return
@@ -605,7 +594,7 @@ def _end() -> None:
             keeper.serve(
                 server,
                 {block.nonce: block.fd for block in _sent},
-                lambda: _forget_all_loaded() > 0,
+                _are_under_way,
                 parent.pid if parent is not None else None,
             )
     finally:
@@ -616,13 +605,9 @@ def _end() -> None:
 _in_keeper: list[bool] = []
 
 
-def _forget_all_loaded() -> int:
-    """Return the number of blocks whose pickles are still under way."""
-    for block in list(_sent):
-        block.forget_loaded()
-        if not block.under_way:
-            _sent.discard(block)
-    return len(_sent)
+def _are_under_way() -> bool:
+    _forget_all_loaded()
+    return bool(_sent)
 
 
 def _before_fork() -> None:

@@ -92,13 +92,10 @@ def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
             _check_room(fd, nbytes - done, nbytes, limits, purpose)
             os.posix_fallocate(fd, offset + done, piece)  # Python retries it after a signal
         except OSError as error:
-            _give_back(fd, offset, done + piece)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-                raise _out_of_memory(nbytes, _room(fd, limits), purpose) from error
-            what = f"allocating {size_text(nbytes)} of shared memory for {purpose}"
-            raise explain(error, what, nbytes) from error
+            free(fd, offset, done + piece)
+            raise _no_pages(error, fd, "allocating", nbytes, limits, purpose) from error
         except BaseException:  # no more room, or Ctrl-C
-            _give_back(fd, offset, done + piece)
+            free(fd, offset, done + piece)
             raise
         done += piece
 
@@ -112,10 +109,7 @@ def write(fd: int, offset: int, data: memoryview, *, purpose: str) -> None:
             _check_room(fd, data.nbytes - done, data.nbytes, limits, purpose)
             done += os.pwrite(fd, data[done : done + _PIECE_NBYTES], offset + done)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-                raise _out_of_memory(data.nbytes, _room(fd, limits), purpose) from error
-            what = f"writing {size_text(data.nbytes)} of shared memory for {purpose}"
-            raise explain(error, what, data.nbytes) from error
+            raise _no_pages(error, fd, "writing", data.nbytes, limits, purpose) from error
 
 
 class Mapping:
@@ -315,8 +309,14 @@ def _out_of_memory(wanted_nbytes: int, room: Headroom, purpose: str) -> OutOfMem
     )
 
 
-def _give_back(fd: int, offset: int, nbytes: int) -> None:
-    # Best effort: the segment is about to be closed.
+def _no_pages(error: OSError, fd: int, doing: str, nbytes: int, limits: MemoryLimits, purpose: str) -> Error:
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        return _out_of_memory(nbytes, _room(fd, limits), purpose)
+    return explain(error, f"{doing} {size_text(nbytes)} of shared memory for {purpose}", nbytes)
+
+
+def free(fd: int, offset: int, nbytes: int) -> None:
+    """Free the pages of a range for all processes, on a best-effort basis; they then read as zeros."""
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes)
 
 
@@ -336,9 +336,3 @@ def locked(fd: int) -> io.FileIO:
     except BaseException:
         file.close()
         raise
-
-
-def punch(fd: int, offset: int, nbytes: int) -> None:
-    """Free the pages of a range of the segment for all processes; they then read as zeros."""
-    if _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
