@@ -31,9 +31,10 @@ class Communicator(CpuCommunicator):  # type: ignore[misc, unused-ignore]
         super().__init__(cpu_group, device, device_group, unique_name, **more)
         self.tensors = TensorGroup(_comm_of(cpu_group))
         self.supports_tensor_dict = True
-        for name in ("all_reduce", "broadcast", "all_gather", "all_gatherv", "gather", "reduce_scatter"):
-            setattr(self, name, getattr(self.tensors, name))
-        for name in ("reduce_scatterv", "send", "recv", "send_tensor_dict", "recv_tensor_dict"):
+        for name in (
+            *("all_reduce", "broadcast", "all_gather", "all_gatherv", "gather", "reduce_scatter"),
+            *("reduce_scatterv", "send", "recv", "send_tensor_dict", "recv_tensor_dict"),
+        ):
             setattr(self, name, getattr(self.tensors, name))
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
