@@ -75,6 +75,7 @@ SHARED = "shmring._core.cython_shared"
 MACROS = [
     ("_GNU_SOURCE", None),  # futexes and robust mutexes under -std=c11
     ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+    ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),  # from here on, NumPy's allocator can be replaced
 ]
 HEADERS = sorted(glob("src/**/*.h", recursive=True))
 

@@ -41,7 +41,7 @@ napoleon_custom_sections = [
 
 # Classes whose objects only calls make: showing the constructor's arguments would mislead.
 MADE_BY_CALLS = {
-    *("Adoption", "Comm", "Lock", "Plan", "ProbedMessage", "Reduction"),
+    *("Adoption", "Arena", "Comm", "Lock", "Plan", "ProbedMessage", "Reduction"),
     *("SharedArray", "Status", "Trace", "Transfer", "Work"),
 }
 C_TYPES = re.compile(r"\b(?:uintptr_t|size_t|str|bool) (?=\w)")

@@ -42,6 +42,7 @@ _HOMES = {
     "Status": "_comm.point_to_point",
     "Transfer": "_comm.point_to_point",
     "Bucketer": "_comm.bucketer",
+    "Arena": "_arrays.operands",
     "Memory": "_arrays.operands",
     "Plan": "_comm.collectives",
     "Work": "_comm.collectives",
@@ -78,6 +79,7 @@ __all__ = sorted(["__version__", *(name for name in _HOMES if name not in _MODUL
 if TYPE_CHECKING:
     from . import model as model
     from ._arrays.allocator import Adoption as Adoption
+    from ._arrays.operands import Arena as Arena
     from ._arrays.operands import Memory as Memory
     from ._arrays.passing import keep_shared as keep_shared
     from ._arrays.passing import share as share

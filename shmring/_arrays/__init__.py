@@ -1,6 +1,6 @@
 """Arrays that users pass to a call, and shared arrays that shmring allocates for them.
 
-operands           an array of any library -> address, count and dtype; every call starts here
+operands           an array of any library -> address, count and dtype; every call starts here; `Arena`
   |-- buffers      the slower protocols, and the errors for arrays that cannot be used
 
 allocator          blocks of shared memory with a part for each rank; adopts mappings

@@ -433,6 +433,17 @@ def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return lengths + dtype.shape, dtype.base
 
 
+def check_nbytes(name: str, nbytes: Any) -> int:
+    """Return nbytes as an int. TypeError or ValueError if it is none that memory can have."""
+    try:
+        number = operator.index(nbytes)
+    except TypeError:
+        raise TypeError(f"{name} is {nbytes!r}; give a number of bytes as an int") from None
+    if not 0 < number <= MOST_NBYTES:
+        raise ValueError(f"{name} is {number}; it must be 1 to {MOST_NBYTES}")
+    return number
+
+
 def filling(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return `value` as an array that broadcasts to that shape and dtype. NumPy's error if it cannot."""
     converted = np.empty(shape[max(len(shape) - np.ndim(value), 0) :], dtype)

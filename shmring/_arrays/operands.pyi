@@ -1,6 +1,6 @@
 """Memory of an array of any library: the Python interface."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,3 +43,18 @@ class Memory:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return the same memory as a NumPy array. TypeError if NumPy lacks the dtype."""
+
+class Arena:
+    """Shared memory for the arrays that NumPy makes in a `with` statement; `Comm.arena` makes it."""
+
+    def __init__(self, memory: np.ndarray[Any, Any], smallest_nbytes: int) -> None: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's memory."""
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes that arrays use now, in whole pages of 4 KiB."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...

@@ -1,14 +1,19 @@
 # Find the memory of an array of any library: the fields of a NumPy array, the buffer protocol, and slower protocols.
+# `Arena` is the other direction: it provides memory for new arrays of NumPy.
 
 cimport cython
 
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
     PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from libc.stdint cimport int64_t, uint32_t, uintptr_t
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset, strcpy
+from posix.types cimport pid_t
+from posix.unistd cimport getpid
 
 from .._core cimport numpy_api as cnp
 from .._core.group cimport OPAQUE, Items
@@ -18,10 +23,24 @@ from .._core.kernels cimport (
 )
 from .._core.segment cimport SR_ITEM_NAME_NBYTES
 
+import contextvars
+
 import numpy as np
 
 from .._engine import state
+from .._system.limits import size_text
 from . import buffers
+
+cdef extern from "arena.h" nogil:
+    ctypedef struct sr_arena:
+        size_t npages, used_pages
+    size_t SR_PAGE_NBYTES
+    int sr_arena_open(sr_arena *, void *begin, size_t npages)
+    void sr_arena_close(sr_arena *)
+    bint sr_arena_has(const sr_arena *, const void *p)
+    void *sr_arena_take(sr_arena *, size_t nbytes)
+    size_t sr_arena_nbytes(const sr_arena *, const void *p)
+    void sr_arena_give_back(sr_arena *, void *p)
 
 cnp.import_array()
 
@@ -522,3 +541,168 @@ cdef void release(Operand *operand) noexcept:
     if operand.held:
         PyBuffer_Release(&operand.view)
         operand.held = False
+
+
+# ---- an arena: shared memory for the arrays that NumPy makes ----
+
+# NumPy asks the handler of the current context (`contextvars`; so of one thread or one task) for the memory of each new
+# array (NEP 49). An array keeps a reference to its handler, which keeps the memory. NumPy holds the GIL in these
+# functions.
+
+cdef struct Handler:
+    cnp.PyDataMem_Handler of_numpy   # the first member, since NumPy knows only this
+    cnp.PyDataMemAllocator other     # NumPy's own, for what does not come from the arena
+    sr_arena arena
+    void *memory                     # a reference to the array whose memory the arena hands out
+    size_t smallest_nbytes
+    int nentered                     # `with` statements that have not ended
+    pid_t pid
+
+
+cdef inline void *take_from_arena(Handler *h, size_t nbytes) noexcept:
+    # A forked child has the handler, too; its arrays would overwrite its parent's.
+    if nbytes < h.smallest_nbytes or h.nentered == 0 or getpid() != h.pid:
+        return NULL
+    return sr_arena_take(&h.arena, nbytes)
+
+
+cdef void *arena_malloc(void *handler, size_t nbytes) noexcept:
+    cdef Handler *h = <Handler *> handler
+    cdef void *p = take_from_arena(h, nbytes)
+    return p if p != NULL else h.other.malloc(h.other.ctx, nbytes)
+
+
+cdef void *arena_calloc(void *handler, size_t count, size_t item_nbytes) noexcept:
+    cdef Handler *h = <Handler *> handler
+    cdef void *p = NULL
+    if item_nbytes == 0 or count <= (<size_t> -1) // item_nbytes:
+        p = take_from_arena(h, count * item_nbytes)
+    if p == NULL:
+        return h.other.calloc(h.other.ctx, count, item_nbytes)
+    return memset(p, 0, count * item_nbytes)
+
+
+cdef void arena_free(void *handler, void *p, size_t nbytes) noexcept:
+    cdef Handler *h = <Handler *> handler
+    if sr_arena_has(&h.arena, p):
+        sr_arena_give_back(&h.arena, p)
+    else:
+        h.other.free(h.other.ctx, p, nbytes)
+
+
+cdef void *arena_realloc(void *handler, void *p, size_t nbytes) noexcept:
+    cdef Handler *h = <Handler *> handler
+    cdef size_t had_nbytes
+    cdef void *moved
+    if not sr_arena_has(&h.arena, p):
+        return h.other.realloc(h.other.ctx, p, nbytes)
+    had_nbytes = sr_arena_nbytes(&h.arena, p)
+    if nbytes <= had_nbytes:
+        return p
+    moved = arena_malloc(h, nbytes)
+    if moved != NULL:
+        memcpy(moved, p, had_nbytes)
+        sr_arena_give_back(&h.arena, p)
+    return moved
+
+
+cdef void free_handler(object capsule) noexcept:
+    cdef Handler *h = <Handler *> PyCapsule_GetPointer(capsule, b"mem_handler")
+    sr_arena_close(&h.arena)
+    Py_DECREF(<object> h.memory)
+    free(h)
+
+
+cdef object handler_over(cnp.ndarray memory, size_t smallest_nbytes):
+    cdef cnp.PyDataMem_Handler *other = <cnp.PyDataMem_Handler *> PyCapsule_GetPointer(
+        <object> cnp.PyDataMem_DefaultHandler, b"mem_handler")
+    cdef Handler *h = <Handler *> calloc(1, sizeof(Handler))
+    cdef object capsule
+    if h == NULL or sr_arena_open(&h.arena, cnp.PyArray_DATA(memory), cnp.PyArray_NBYTES(memory) // SR_PAGE_NBYTES) < 0:
+        free(h)
+        raise MemoryError()
+    strcpy(h.of_numpy.name, b"shmring_arena")
+    h.of_numpy.version = 1
+    h.of_numpy.allocator = cnp.PyDataMemAllocator(h, arena_malloc, arena_calloc, arena_realloc, arena_free)
+    h.other = other.allocator
+    h.smallest_nbytes, h.pid = smallest_nbytes, getpid()
+    h.memory = <void *> memory
+    try:
+        capsule = PyCapsule_New(h, b"mem_handler", free_handler)
+    except BaseException:
+        sr_arena_close(&h.arena)
+        free(h)
+        raise
+    Py_INCREF(memory)
+    return capsule
+
+
+cdef class Arena:
+    """Shared memory for the arrays that NumPy makes in a `with` statement; `Comm.arena` makes it.
+
+    Arrays from it are ordinary ones, and may be kept after the `with` statement, the arena and the communicator. The
+    memory is freed with the last of them. It holds for the thread, or the task of asyncio, that enters it: other
+    threads make arrays as before. `with` statements may be repeated, and nested.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of this rank's memory.
+    used_nbytes : int
+        Bytes that arrays use now, in whole pages of 4 KiB.
+
+    Examples
+    --------
+    >>> with comm.arena() as arena:
+    ...     gradient = np.ones(100_000) * (comm.rank + 1)
+    ...     comm.all_reduce(gradient)  # no copy
+    >>> gradient[0], arena.used_nbytes
+    (np.float64(3.0), 802816)
+    """
+
+    cdef object capsule
+    cdef Handler *handler
+
+    # Each method runs without a bytecode, so that no handler of a signal can raise between its lines.
+
+    def __init__(self, cnp.ndarray memory, size_t smallest_nbytes):
+        self.capsule = handler_over(memory, smallest_nbytes)
+        self.handler = <Handler *> PyCapsule_GetPointer(self.capsule, b"mem_handler")
+
+    @property
+    def nbytes(self):
+        return self.handler.arena.npages * SR_PAGE_NBYTES
+
+    @property
+    def used_nbytes(self):
+        return self.handler.arena.used_pages * SR_PAGE_NBYTES
+
+    def __repr__(self):
+        return f"<shmring.Arena of {size_text(self.nbytes)}, {size_text(self.used_nbytes)} in use>"
+
+    def __enter__(self):
+        before = cnp.PyDataMem_SetHandler(self.capsule)
+        try:
+            _entered.set((self, before, _entered.get()))
+        except BaseException:
+            cnp.PyDataMem_SetHandler(before)
+            raise
+        self.handler.nentered += 1
+        return self
+
+    def __exit__(self, *_):
+        cdef object innermost = _entered.get()
+        if self.handler.nentered > 0:
+            self.handler.nentered -= 1
+        if innermost is None or innermost[0] is not self:
+            raise RuntimeError(
+                "the arena is left in another thread or task than it was entered in, or before one that was entered "
+                "later; new arrays do not come from it any more"
+            )
+        _, before, outer = innermost
+        cnp.PyDataMem_SetHandler(before)
+        _entered.set(outer)
+
+
+# The innermost arena of this context: (arena, handler before it, the same of the arena around it or None).
+_entered = contextvars.ContextVar("shmring_arenas", default=None)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .._arrays.allocator import Adoption
-from .._arrays.operands import Memory
+from .._arrays.operands import Arena, Memory
 from .._arrays.shared_array import SharedArray
 from .._bootstrap.fd_passing import LocalSockets
 from .._bootstrap.host_map import Place
@@ -155,6 +155,15 @@ class Comm(Messages):
         """Collective: return a copy of `a` in an array as `empty` returns."""
     def adopt(self, x: Memory, *, timeout: float | None = None) -> Adoption:
         """Collective: map an array of another library in every rank of the host, at its present address."""
+
+    def arena(
+        self,
+        nbytes: SupportsIndex = 67108864,
+        *,
+        smallest_nbytes: SupportsIndex = 65536,
+        timeout: float | None = None,
+    ) -> Arena:
+        """Collective: return shared memory for the arrays that NumPy makes in a `with` statement."""
 
     def shared(
         self,

@@ -24,8 +24,9 @@ from .._diagnostics import failures
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
 from .._arrays import shared_array as shared
-from .._arrays.allocator import MOST_NBYTES, Arrays, filling, whole_pages
+from .._arrays.allocator import MOST_NBYTES, Arrays, check_nbytes, filling, whole_pages
 from .._arrays.allocator import check as check_array
+from .._arrays.operands import Arena
 from ..errors import Error, Timeout
 from .error_feedback import Residuals
 
@@ -550,6 +551,59 @@ cdef class Comm(Messages):
             self.engine.refuse(ALLOCATE)
             raise
         return self.engine.run_own_steps(self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
+
+    def arena(self, nbytes=64 << 20, *, smallest_nbytes=64 << 10, timeout=None):
+        """Collective: return shared memory for the arrays that NumPy makes in a `with` statement.
+
+        In it, `np.empty`, `np.zeros`, the results of expressions, and all else for which NumPy allocates are arrays
+        that collectives of this communicator do not copy. Other libraries' own allocators are not reached, nor are
+        other threads. If the memory does not suffice, NumPy uses ordinary memory as before.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes for each rank, the same on every rank. They are allocated at once.
+        smallest_nbytes : int
+            Smaller arrays get ordinary memory: they gain nothing.
+        timeout : float, optional
+            Seconds; see `Comm`.
+
+        Returns
+        -------
+        Arena
+            A context manager, which can be entered again. It ends with the last of its arrays.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a wrong number.
+        OutOfMemory
+            On every rank. The communicator stays usable.
+        Error
+            As every collective.
+
+        Examples
+        --------
+        >>> a, b = np.full(100_000, 2.0), np.full(100_000, 3.0)
+        >>> with comm.arena():
+        ...     product = a * b
+        >>> comm.all_reduce(product)  # no copy
+        >>> product[0]
+        np.float64(12.0)
+        """
+        try:
+            wanted = check_nbytes("nbytes", nbytes)
+            smallest = check_nbytes("smallest_nbytes", smallest_nbytes)
+            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
+        except Exception:
+            self.engine.refuse(ALLOCATE)
+            raise
+        return self.engine.run_own_steps(self._arena, whole_pages(wanted), smallest, timeout_s)
+
+    def _arena(self, nbytes, smallest_nbytes, double timeout_s):
+        import numpy as np
+
+        return Arena(self.arrays.empty((nbytes,), np.dtype(np.uint8), timeout_s), smallest_nbytes)
 
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: return one array, filled with zeros, whose memory all ranks of the host share.

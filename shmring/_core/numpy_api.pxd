@@ -12,6 +12,17 @@ cdef extern from "numpy/arrayobject.h" nogil:
         pass
     enum:
         NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_F_CONTIGUOUS, NPY_ARRAY_WRITEABLE, NPY_ARRAY_CARRAY
+    ctypedef struct PyDataMemAllocator:
+        void *ctx
+        void *(*malloc)(void *ctx, size_t nbytes)
+        void *(*calloc)(void *ctx, size_t count, size_t item_nbytes)
+        void *(*realloc)(void *ctx, void *p, size_t nbytes)
+        void (*free)(void *ctx, void *p, size_t nbytes)
+    ctypedef struct PyDataMem_Handler:
+        char name[127]
+        unsigned char version
+        PyDataMemAllocator allocator
+    void *PyDataMem_DefaultHandler   # a borrowed reference to a capsule
     bint PyArray_CHKFLAGS(ndarray, int flags)
     bint PyArray_ISBYTESWAPPED(ndarray)
     bint PyArray_ISNOTSWAPPED(ndarray)
@@ -35,6 +46,7 @@ cdef extern from "numpy/arrayobject.h":
     bint PyArray_CheckExact(object)
     bint PyArray_CheckScalar(object)
     object PyArray_SimpleNewFromData(int ndim, npy_intp *lengths, int number, void *data)
+    object PyDataMem_SetHandler(object)   # returns the one before
     int PyArray_SetBaseObject(ndarray, object base) except -1   # steals a reference to base
 
 

@@ -103,6 +103,10 @@ def share(comm: Comm, x: Floats) -> SharedArray:
     assert_type(comm.zeros((2, 3), np.float32), NDArray[np.float32])
     assert_type(comm.full(3, 7, "int8"), NDArray[Any])
     assert_type(comm.copy_of(x), Floats)
+    with comm.arena(1 << 20, smallest_nbytes=4096) as arena:
+        assert_type(arena, shmring.Arena)
+        comm.all_reduce(x * 2)
+    assert_type(arena.used_nbytes, int)
     memory = shmring.Memory.of(np.ones(3))
     if memory is not None:
         assert_type(memory.shape, tuple[int])

@@ -653,6 +653,30 @@ def copy_of(place):
 
 
 @case
+def arena(place):
+    made = yield call(place.comm.arena, 1 << 20)
+    with made:
+        x = np.empty(LARGE, "f4")
+    _check_shared(place.comm, x)
+
+
+@case
+def arena_array(place):
+    made = place.comm.arena(1 << 20)
+    before = np.empty(LARGE, "f4")
+
+    def make():
+        with made:
+            return np.zeros(LARGE, "f4")
+
+    x = yield make
+    with made:
+        before = before + 1  # in ordinary memory, if the call has left its hook
+        assert made.used_nbytes == 2 * 40 * 4096, made
+    _check_shared(place.comm, x)
+
+
+@case
 def empty_after_free(place):
     """The call unmaps blocks that all ranks have freed."""
     x = place.comm.empty(LARGE, "f4")
