@@ -31,6 +31,8 @@ OUR_NAMES = ("shmring", "psm_", "sem.mp-")  # others on this machine use it as w
 # A spawned process imports a test's functions as tests.FOLDER.MODULE. At the end of the path: the checkout
 # may be unbuilt, beside an installed package.
 sys.path.append(str(ROOT))
+# Hundreds of short programs would each compile shmring again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONFAULTHANDLER"] = "1"  # the watchdog asks children for their stacks by SIGABRT
 # Whoever runs the tests may have tuned shmring for this machine: not for them.
 # No example is late on a machine that stands still at times.

@@ -2,28 +2,47 @@
 
 import numpy as np
 import pytest
+from engines import needs
 
 import shmring
 from shmring.adapters import sklearn as adapter
 
-sklearn_exceptions = pytest.importorskip("sklearn.exceptions")
-
-from sklearn.datasets import load_digits  # noqa: E402
-from sklearn.linear_model import SGDClassifier, SGDRegressor  # noqa: E402
-from sklearn.neural_network import MLPClassifier  # noqa: E402
+pytestmark = needs("sklearn")
 
 CLASSES = np.arange(10)
 
 
+# Only the tests import scikit-learn: it takes a second, which each worker of pytest would spend to find them.
+
+
+def SGDClassifier(**how):
+    from sklearn.linear_model import SGDClassifier
+
+    return SGDClassifier(random_state=1, **how)
+
+
+def MLPClassifier():
+    from sklearn.neural_network import MLPClassifier
+
+    return MLPClassifier(random_state=1)
+
+
+def not_fitted():
+    from sklearn.exceptions import NotFittedError
+
+    return NotFittedError
+
+
 def digits(begin=0, end=None):
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     return images[begin:end] / 16, labels[begin:end]
 
 
 def fitted(kind, rank):
     """As rank `rank` has it, having seen 40 samples more than the one before."""
-    estimator = kind(random_state=1)
-    return estimator.partial_fit(*digits(100 * rank, 140 * rank + 40), classes=CLASSES)
+    return kind().partial_fit(*digits(100 * rank, 140 * rank + 40), classes=CLASSES)
 
 
 def check_average(comm, kind, attributes, weights):
@@ -69,7 +88,7 @@ def fit_digits(comm, every):
     images, labels = digits()
     begin, end = 200 * (2**comm.rank - 1), 200 * (2 ** (comm.rank + 1) - 1)
     batches = [(images[i : i + 20], labels[i : i + 20]) for i in range(begin, end, 20)] * 3
-    estimator = SGDClassifier(random_state=1)
+    estimator = SGDClassifier()
     adapter.fit_partial_batches(estimator, comm, iter(batches), classes=CLASSES, every=every)
     return estimator.coef_.tobytes(), estimator.intercept_.tobytes(), estimator.score(*digits(1400))
 
@@ -84,6 +103,8 @@ def test_ranks_with_different_numbers_of_batches_learn_the_same(world_of, size, 
 
 def fit_lines(comm):
     """Fit halves of the plane on each rank; the mean finds the line through both."""
+    from sklearn.linear_model import SGDRegressor
+
     x = np.random.default_rng(comm.rank).random((400, 1)) + (comm.rank - 1)
     batches = [(x[i::20], 3 * x[i::20, 0] + 1) for i in range(20)] * 10
     estimator = SGDRegressor(learning_rate="constant", eta0=0.1, alpha=0, random_state=1)
@@ -105,14 +126,18 @@ def refuse(comm, estimator, weight, error):
 @pytest.mark.parametrize(
     ("make", "weight", "error"),
     [
-        (SGDClassifier, 1, sklearn_exceptions.NotFittedError),
-        (lambda: fitted(SGDClassifier, 0), -1, ValueError),
-        (lambda: SGDClassifier(average=True).partial_fit(*digits(0, 20), classes=CLASSES), 1, ValueError),
+        (SGDClassifier, 1, not_fitted),
+        (lambda: fitted(SGDClassifier, 0), -1, lambda: ValueError),
+        (
+            lambda: SGDClassifier(average=True).partial_fit(*digits(0, 20), classes=CLASSES),
+            1,
+            lambda: ValueError,
+        ),
     ],
     ids=["not fitted", "weight", "average"],
 )
 def test_a_refusal_on_one_rank_is_a_mismatch_on_the_others(world_of, make, weight, error):
-    outcomes = world_of(2).outcomes(refuse, make(), weight, error)
+    outcomes = world_of(2).outcomes(refuse, make(), weight, error())
     assert isinstance(outcomes[0], shmring.Mismatch), outcomes
     assert outcomes[1] is None, outcomes
 

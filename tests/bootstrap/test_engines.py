@@ -169,7 +169,7 @@ def test_slurms_variables_make_a_world():
         ("pi.py", 1),
         ("pool.py", 4),
         pytest.param("joblib_workers.py", 3, marks=needs("joblib")),
-        pytest.param("dask_workers.py", 3, marks=needs("distributed")),
+        pytest.param("dask_workers.py", 3, marks=[needs("distributed"), pytest.mark.slow]),
         pytest.param("ray_actors.py", 3, marks=[needs("ray"), pytest.mark.limit(240)]),
     ],
 )

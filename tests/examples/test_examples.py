@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from engines import needs
 
 import shmring
 
-pytest.importorskip("sklearn")
+pytestmark = needs("sklearn")
 
 PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import needs
 
 import shmring
 
-for package in ("nbclient", "ipykernel", "matplotlib", "cloudpickle"):
-    pytest.importorskip(package)
+pytestmark = needs("nbclient", "ipykernel", "matplotlib", "cloudpickle")
 
 PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "notebook.ipynb"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from combinations import first
+from engines import needs
 
 import shmring
 
-pytest.importorskip("sklearn")
+pytestmark = needs("sklearn")
 
 PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

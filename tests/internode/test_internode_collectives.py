@@ -382,8 +382,8 @@ def one_after_the_other(comm, count, times):
 
 @pytest.mark.parametrize("layout", first(3, LAYOUTS))
 def test_many_calls_in_a_row(settled, layout):
-    settled(layout)(one_after_the_other, 3, 500)
-    settled(layout)(one_after_the_other, 3000, 50)
+    settled(layout)(one_after_the_other, 3, 150)
+    settled(layout)(one_after_the_other, 3000, 30)
 
 
 def sum_of_many(comm, count):

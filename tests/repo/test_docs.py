@@ -197,19 +197,23 @@ def has_any(page):
     return any(block.language in ("python", "sh") and is_run(block) for block in pages.blocks(page))
 
 
-LONG = ROOT / "docs/howto/measuring.md"  # it measures
+PAGES_THAT_RUN = [page for page in pages.pages() if has_any(page)]
+# They start many programs, or measure.
+LONG = [ROOT / "docs" / name for name in ("howto/engines.md", "howto/measuring.md", "howto/mpi4py.md")]
+LONG += [ROOT / "docs" / name for name in ("howto/shmrun.md", "howto/tracing.md", "methods/frameworks.md")]
 
 
 @pytest.mark.limit(240)
-@pytest.mark.parametrize("page", **ids([page for page in pages.pages() if has_any(page) and page != LONG]))
+@pytest.mark.parametrize("page", **ids([page for page in PAGES_THAT_RUN if page not in LONG]))
 def test_the_blocks_of_a_page_run(page, tmp_path):
     run_all_blocks(page, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.limit(240)
-def test_the_blocks_of_a_page_that_measures_run(tmp_path):
-    run_all_blocks(LONG, tmp_path)
+@pytest.mark.parametrize("page", **ids(LONG))
+def test_the_blocks_of_a_long_page_run(page, tmp_path):
+    run_all_blocks(page, tmp_path)
 
 
 def run_all_blocks(page, tmp_path):
