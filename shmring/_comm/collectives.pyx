@@ -37,7 +37,7 @@ from . import awaitable
 from .._arrays import shapes
 from .._engine import state
 from .._system import limits
-from ..errors import Closed, Error
+from ..errors import Closed, Error, Mismatch
 
 cnp.import_array()
 
@@ -627,6 +627,9 @@ cdef class Collectives:
                 self.engine.refuse(kind)
                 raise
             self.drive(&c)
+        except Mismatch as error:
+            note_shape(error, x)
+            raise
         finally:
             release(&a)
             release(&b)
@@ -828,6 +831,13 @@ cdef inline bint takes_result(Call *c, int rank) noexcept:
     if c.kind == GATHER or c.kind == REDUCE:
         return rank == c.root
     return True
+
+
+# The calls that a Mismatch shows have numbers of elements, not shapes, which only the rank itself knows.
+cdef int note_shape(object error, object x) except -1:
+    if hasattr(x, "shape"):
+        error.add_note(f"this rank's x has shape {tuple(x.shape)} and dtype {getattr(x, 'dtype', 'unknown')}")
+    return 0
 
 
 # Return a 32-bit signature of shape[1:] and of the number of dimensions; with the count it tells shapes apart.

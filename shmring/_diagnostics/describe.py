@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_reduce_many")
 ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 NOTHING = "nothing yet"
+REFUSED = "with arguments that it refused"
 _SOONEST_TOLD_S = 0.05  # shorter waits are not reported
 
 
@@ -28,7 +29,7 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
         before = record.get("before")
         return kind if before is None else f"{kind} before {describe_call({**record, 'kind': before})}"
     if record["invalid"]:
-        return f"{kind} with arguments that it refused"
+        return f"{kind} {REFUSED}"
     if kind == "barrier":
         return "barrier()"
     if kind == "split":

@@ -180,6 +180,8 @@ def _mismatch(
     }
     callers = between_hosts or _callers(called)
     called |= _calls_in(between_hosts)
+    if describe.REFUSED in callers:
+        must = "the error of the rank that refused says what was wrong"
     text = f"the ranks' calls do not match in call #{number}: {callers}; {must}"
     calls = tuple(called.get(rank, f"({_ELSEWHERE})") for rank in range(engine.world_size))
     return Mismatch(text, rank=engine.world_rank(culprit), op=op, seq=number, calls=calls)

@@ -108,6 +108,7 @@ def test_a_wrong_argument_on_one_rank_is_a_mismatch_elsewhere(world_of, name, pa
     assert isinstance(wrong, WRONG[name][1])
     for rank, other in zip((0, 2), assert_all([first, last], shmring.Mismatch), strict=True):
         assert "refused" in other.calls[1]
+        assert "the error of the rank that refused says what was wrong" in str(other)
         assert f"[{COUNTS[path]}]" in other.calls[rank] or "barrier" in name
 
 

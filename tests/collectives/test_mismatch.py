@@ -245,3 +245,14 @@ def test_any_disagreement_is_a_mismatch(world_of, odd_one):
 
 def test_any_disagreement_is_a_mismatch_over_hosts(world_over_hosts):
     assert world_over_hosts([0, 1])(disagree, sorted(ARGUMENTS)[::4] + sorted(OVER_HOSTS), 1) == [[], []]
+
+
+def gather_shapes(comm):
+    comm.all_gather(np.zeros((2, 8) if comm.rank else (4, 4)))
+
+
+def test_a_mismatch_of_shapes_shows_them(world_of):
+    first, second = world_of(2).outcomes(gather_shapes)
+    assert "with arrays of other shapes" in str(first)
+    assert "this rank's x has shape (4, 4) and dtype float64" in first.__notes__
+    assert "this rank's x has shape (2, 8) and dtype float64" in second.__notes__
