@@ -9,8 +9,6 @@ get, and the CPU time of a reader. The ways run in turn, so compare only the rat
 from __future__ import annotations
 
 import argparse
-import mmap
-import multiprocessing
 import statistics
 import sys
 import time
@@ -18,183 +16,56 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import shmring
-
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for bench
 
 from bench.common.arguments import comma_separated, parse_size
 from bench.common.progress import Progress
+from bench.engine.broadcast_libraries import LIBRARIES
+from bench.engine.broadcast_ways import FORK, Broadcast, Copies, Queue, Ring, Way
 
-FORK = multiprocessing.get_context("fork")
 SECONDS_A_SAMPLE = 0.2
 LEAST_MESSAGES = 20
-PATIENCE_S = 60
 
 
-class Way:
-    """One way to send from this process to `nreaders` children. """
-
-    def __init__(self, nreaders: int, nbytes: int) -> None:
-        self.nreaders, self.x = nreaders, np.zeros(nbytes, "u1")
-        self.open()
-        self.pipes, self.children = [], []
-        for reader in range(nreaders):
-            ours, theirs = FORK.Pipe()
-            child = FORK.Process(target=self.obey, args=(reader, theirs))
-            child.start()
-            self.pipes.append(ours)
-            self.children.append(child)
-
-    def open(self) -> None:
-        """Make what the processes send through, before they start."""
-
-    def put(self, x: np.ndarray[Any, Any]) -> None:
-        raise NotImplementedError
-
-    def getter(self, reader: int) -> Callable[[], np.ndarray[Any, Any]]:
-        raise NotImplementedError
-
-    def obey(self, reader: int, pipe: Any) -> None:
-        get = self.getter(reader)
-        while order := pipe.recv():
-            pipe.send(getattr(self, order[0])(get, *order[1:]))
-
-    def take(self, get: Callable[[], np.ndarray[Any, Any]], count: int) -> int:
-        for _ in range(count):
-            x = get()
-        return int(x[-1])
-
-    def note(self, get: Callable[[], np.ndarray[Any, Any]], count: int) -> tuple[list[int], float]:
-        """Return how many ns each of the messages was under way, and the CPU seconds spent."""
-        begin = time.process_time()
-        found = [-int(get()[:8].view("i8")[0]) + time.perf_counter_ns() for _ in range(count)]
-        return found, time.process_time() - begin
-
-    def wait(self, get: Callable[[], np.ndarray[Any, Any]]) -> float:
-        """Return the CPU seconds until the one message comes."""
-        begin = time.process_time()
-        get()
-        return time.process_time() - begin
-
-    def order(self, *order: Any) -> None:
-        for pipe in self.pipes:
-            pipe.send(order)
-
-    def answers(self) -> list[Any]:
-        return [pipe.recv() for pipe in self.pipes]
-
-    def seconds(self, count: int) -> float:
-        """Return the seconds until all children have taken all items."""
-        self.order("take", count)
-        begin = time.perf_counter()
-        for number in range(count):
-            self.x[-1] = number % 100
-            self.put(self.x)
-        last = self.answers()
-        took = time.perf_counter() - begin
-        if set(last) != {(count - 1) % 100}:
-            raise RuntimeError(f"the last arrays hold {last}")
-        return took
-
-    def close(self) -> None:
-        for pipe in self.pipes:
-            pipe.send(None)
-        for child in self.children:
-            child.join()
-
-
-class Broadcast(Way):
-    def open(self) -> None:
-        self.ring = shmring.Broadcast(readers=self.nreaders)
-
-    def put(self, x: np.ndarray[Any, Any]) -> None:
-        self.ring.put(x, PATIENCE_S)
-
-    def getter(self, reader: int) -> Callable[[], np.ndarray[Any, Any]]:
-        return self.ring.get
-
-    def close(self) -> None:
-        super().close()
-        self.ring.close()
-
-
-class Ring(Way):
-    """One ring for each reader; the table has it with one reader only."""
-
-    def open(self) -> None:
-        self.rings = [shmring.Ring() for _ in range(self.nreaders)]
-
-    def put(self, x: np.ndarray[Any, Any]) -> None:
-        for ring in self.rings:
-            ring.put(x, PATIENCE_S)
-
-    def getter(self, reader: int) -> Callable[[], np.ndarray[Any, Any]]:
-        return self.rings[reader].get
-
-    def close(self) -> None:
-        super().close()
-        for ring in self.rings:
-            ring.close()
-
-
-class Queue(Way):
-    def open(self) -> None:
-        self.queues = [FORK.Queue() for _ in range(self.nreaders)]
-
-    def put(self, x: np.ndarray[Any, Any]) -> None:
-        for queue in self.queues:
-            queue.put(x)
-
-    def getter(self, reader: int) -> Callable[[], np.ndarray[Any, Any]]:
-        return self.queues[reader].get
-
-
-class Copies(Way):
-    """Nothing is sent: this process copies into shared memory, and each child out of it into a new array."""
-
-    def open(self) -> None:
-        self.shared = np.frombuffer(mmap.mmap(-1, 4 << 20), "u1")
-        self.at = 0
-
-    def slot(self) -> np.ndarray[Any, Any]:
-        nbytes = len(self.x)
-        self.at = (self.at + nbytes) % (len(self.shared) - nbytes + 1) if nbytes < len(self.shared) else 0
-        return self.shared[self.at : self.at + nbytes]
-
-    def put(self, x: np.ndarray[Any, Any]) -> None:
-        self.slot()[:] = x
-
-    def getter(self, reader: int) -> Callable[[], np.ndarray[Any, Any]]:
-        return lambda: self.slot().copy()
-
-    def take(self, get: Callable[[], np.ndarray[Any, Any]], count: int) -> int:
-        super().take(get, count)
-        return (count - 1) % 100
-
-
-def rates(sizes: list[int], readers: list[int], rounds: int) -> None:
-    print(f"{'bytes':>9} {'readers':>8}{'Broadcast µs':>14}{'Ring µs':>10}{'Queue µs':>10}{'copies µs':>11}"
-          f"{'/ Ring':>8}{'Queue /':>9}{'copies /':>10}")
+def rates(sizes: list[int], readers: list[int], beside: list[type[Way]], rounds: int) -> None:
+    kinds = [Broadcast, Ring, Queue, Copies, *beside]
+    print(f"{'bytes':>9} {'readers':>8}" + "".join(f"{kind.__name__ + ' µs':>14}" for kind in kinds)
+          + f"{'/ Ring':>8}{'copies /':>10}"
+          + "".join(f"{kind.__name__ + ' /':>13}" for kind in (Queue, *beside)))
     with Progress("broadcast") as progress:
-        progress.total(len(sizes) * len(readers) * rounds * 4)
+        progress.total(len(sizes) * len(readers))
         for nbytes in sizes:
             for count in readers:
-                kinds = ((Broadcast, count), (Ring, 1), (Queue, count), (Copies, count))
-                ways = [kind(nreaders, nbytes) for kind, nreaders in kinds]
-                messages = [enough(way) for way in ways]
-                found: list[list[float]] = [[] for _ in ways]
-                for _ in range(rounds):
-                    for i, way in enumerate(ways):
-                        took = way.seconds(messages[i])
-                        found[i].append(took / messages[i] / way.nreaders * 1e6)
-                        progress.advance(1, -1.0)
-                for way in ways:
-                    way.close()
-                ours, ring, queue, copies = map(statistics.median, found)
-                print(f"{nbytes:>9} {count:>8}{ours:>14.2f}{ring:>10.2f}{queue:>10.1f}{copies:>11.2f}"
-                      f"{ours / ring:>8.2f}{queue / ours:>9.1f}{copies / ours:>10.2f}")
+                medians = in_child(cell, kinds, nbytes, count, rounds)
+                progress.advance(1, -1.0)
+                ours, ring, queue, copies, *others = medians
+                print(f"{nbytes:>9} {count:>8}" + "".join(f"{median:>14.2f}" for median in medians)
+                      + f"{ours / ring:>8.2f}{copies / ours:>10.2f}"
+                      + "".join(f"{other / ours:>13.1f}" for other in (queue, *others)))
+
+
+def cell(kinds: list[type[Way]], nbytes: int, nreaders: int, rounds: int) -> list[float]:
+    """Return µs for each message and reader, by way."""
+    ways = [kind(1 if kind is Ring else nreaders, nbytes) for kind in kinds]
+    messages = [enough(way) for way in ways]
+    found: list[list[float]] = [[] for _ in ways]
+    for _ in range(rounds):
+        for i, way in enumerate(ways):
+            found[i].append(way.seconds(messages[i]) / messages[i] / way.nreaders * 1e6)
+    for way in ways:
+        way.close()
+    return list(map(statistics.median, found))
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call it in a process of its own: some libraries do not survive that their process forks again."""
+    ours, theirs = FORK.Pipe()
+    child = FORK.Process(target=lambda: theirs.send(function(*arguments)))
+    child.start()
+    theirs.close()
+    found = ours.recv()
+    child.join()
+    return found
 
 
 def enough(way: Way) -> int:
@@ -204,31 +75,38 @@ def enough(way: Way) -> int:
     return max(LEAST_MESSAGES, int(count * SECONDS_A_SAMPLE / took))
 
 
-def waits(readers: list[int], rate: int, seconds: float, idle_s: float) -> None:
+def waits(readers: list[int], beside: list[type[Way]], rate: int, seconds: float, idle_s: float) -> None:
     print(f"\n{'':>12}{'readers':>8}{'median µs':>11}{'99 % µs':>9}{'CPU %':>7}{'idle ms':>9}"
           f"   at {rate} messages/s; idle: CPU of {idle_s:g} s")
-    ways = [(Broadcast, count) for count in readers] + [(Ring, 1), (Queue, 1)]
+    ways = [(Broadcast, count) for count in readers] + [(kind, 1) for kind in (Ring, Queue, *beside)]
     for kind, nreaders in ways:
-        way = kind(nreaders, 64)
-        way.seconds(100)
-        count = int(rate * seconds)
-        way.order("note", count)
-        begin = time.perf_counter()
-        for number in range(count):
-            time.sleep(max(0, begin + (number + 1) / rate - time.perf_counter()))
-            way.x[:8].view("i8")[0] = time.perf_counter_ns()
-            way.put(way.x)
-        noted = way.answers()
-        took = time.perf_counter() - begin
-        late = sorted(ns / 1e3 for found, _ in noted for ns in found)
-        share = max(cpu for _, cpu in noted) / took * 100
-        way.order("wait")
-        time.sleep(idle_s)
-        way.put(way.x)
-        idle = max(way.answers()) * 1e3
-        way.close()
+        late, share, idle = in_child(wait_in, kind, nreaders, int(rate * seconds), rate, idle_s)
         print(f"{kind.__name__:>12}{nreaders:>8}{statistics.median(late):>11.0f}"
               f"{late[int(len(late) * 0.99)]:>9.0f}{share:>7.2f}{idle:>9.2f}")
+
+
+def wait_in(
+    kind: type[Way], nreaders: int, count: int, rate: int, idle_s: float
+) -> tuple[list[float], float, float]:
+    """Return the sorted times of messages in µs, and a reader's CPU: percent with messages, ms without."""
+    way = kind(nreaders, 64)
+    way.seconds(100)
+    way.order("note", count)
+    begin = time.perf_counter()
+    for number in range(count):
+        time.sleep(max(0, begin + (number + 1) / rate - time.perf_counter()))
+        way.x[:8].view("i8")[0] = time.perf_counter_ns()
+        way.put(way.x)
+    noted = way.answers()
+    took = time.perf_counter() - begin
+    late = sorted(ns / 1e3 for found, _ in noted for ns in found)
+    share = max(cpu for _, cpu in noted) / took * 100
+    way.order("wait")
+    time.sleep(idle_s)
+    way.put(way.x)
+    idle = max(way.answers()) * 1e3
+    way.close()
+    return late, share, idle
 
 
 def main() -> None:
@@ -241,11 +119,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="... for so long (%(default)s)")
     parser.add_argument("--idle", type=float, default=5, help="seconds without a message (%(default)s)")
     parser.add_argument("--only", choices=["rate", "wait"], help="print only this table")
+    parser.add_argument("--beside", type=comma_separated(str), default=[],
+                        help=f"other libraries: {', '.join(LIBRARIES)}")
     options = parser.parse_args()
+    if unknown := set(options.beside) - LIBRARIES.keys():
+        parser.error(f"--beside {', '.join(sorted(unknown))}: choose of {', '.join(LIBRARIES)}")
+    beside = [LIBRARIES[name] for name in options.beside]
     if options.only != "wait":
-        rates(options.sizes, options.readers, options.rounds)
+        rates(options.sizes, options.readers, beside, options.rounds)
     if options.only != "rate":
-        waits(options.readers, options.rate, options.seconds, options.idle)
+        waits(options.readers, beside, options.rate, options.seconds, options.idle)
 
 
 if __name__ == "__main__":
