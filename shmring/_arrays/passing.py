@@ -74,6 +74,13 @@ class _Part(Part):
         self.block = block
 
 
+class _PartRef(weakref.ref[_Part]):
+    """A reference to a part. After the part's end it is in `_dropped`, until its block has been dropped."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
 class Block:
     """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped."""
 
@@ -86,7 +93,7 @@ class Block:
         self.head = Head.from_address(self.of_head.address)
         self.data = segments.Mapping(fd, _HEAD_NBYTES + nbytes, writable=is_writable)
         self.under_way: dict[int, int] = {}  # slot -> its value, of pickles of this process
-        self.part: weakref.ref[_Part] | None = None
+        self.part: _PartRef | None = None  # None: this process has no reference that is counted
         self.nonce = 0  # 0: not in use
 
     def begin(self, for_receivers: bool) -> None:
@@ -103,8 +110,9 @@ class Block:
         part = self.part() if self.part is not None else None
         if part is None:
             part = _Part(self)
-            self.part = weakref.ref(part)
-            weakref.finalize(part, _drop, self).atexit = False
+            weakref.finalize(part, _drop_all).atexit = False
+            ref = _PartRef(part, _dropped.append)  # called before the finalizer, and never interrupted
+            ref.block, self.part = self, ref
         return np.asarray(part)
 
     def send(self) -> tuple[int, int] | None:
@@ -124,7 +132,7 @@ class Block:
 
     def receive(self, nonce: int, slot: int, value: int) -> bool:
         """Take a pickle's reference, or one more if it was loaded before. False if the memory is gone."""
-        is_counted = self.part is not None  # also if _drop has not yet seen that it is gone
+        is_counted = self.part is not None  # also if it is gone, and waits in `_dropped`
         with segments.locked(self.fd):
             head = self.head
             if head.nonce != nonce or head.references == 0:
@@ -143,22 +151,27 @@ class Block:
                 del self.under_way[slot]
 
     def drop(self) -> None:
-        """Give this process's reference back, as its last array is gone; the last one frees the pages."""
+        """Give this process's reference back, as its last array is gone; the last one frees the pages.
+
+        After an exception, call it again.
+        """
         with segments.locked(self.fd):
             head = self.head
-            head.references -= 1
+            if self.part is not None:
+                head.references -= 1
+                self.part = None  # no handler of a signal runs between these two lines
             if head.references == 0 and not head.is_kept:
                 segments.free(self.fd, _HEAD_NBYTES, self.nbytes)
 
     def close(self) -> None:
-        """Unmap the block and close the descriptor. A second call does nothing."""
+        """Unmap the block and close the descriptor. A second call completes what an exception cut short."""
         if _blocks.get(self.nonce) is self:
             del _blocks[self.nonce]
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
+        if self.fd >= 0:
             self.data.close()
-            self.of_head.close()
+            fd, self.fd = self.fd, -1
             os.close(fd)
+            self.of_head.close()
 
     def __del__(self) -> None:
         if os is not None and self.fd >= 0:  # an exception was raised while it was made; else it was closed
@@ -170,35 +183,33 @@ class Block:
 _blocks: dict[int, Block] = {}  # by nonce, those with an array here or with pickles under way
 _sent: set[Block] = set()  # those with pickles under way
 _kept: list[Block] = []  # to be used again, the oldest first
-_dropped: collections.deque[Block] = collections.deque()  # whose last array here is gone
+_dropped: collections.deque[_PartRef] = collections.deque()  # of blocks whose last array here is gone
 _guard = threading.Lock()  # of all of these, and of each block
 _swept_s = 0.0
 _keep_nbytes = 0  # most bytes of _kept
 
 
-def _drop(block: Block) -> None:
-    """Called at any moment, since the garbage collector calls it, also while this thread holds the guard."""
-    _dropped.append(block)
-    _drop_all()  # if a thread holds the guard, it does so afterwards
-
-
 def _drop_all() -> None:
-    """Give the references of dropped arrays back. Called after each use of the guard."""
-    while _dropped and not _guard.locked():
+    """Drop the blocks whose last array is gone. Called after each use of the guard, and when an array goes.
+
+    The garbage collector lets arrays go at any moment, also while this thread holds the guard.
+    """
+    while _dropped and not _guard.locked():  # if a thread holds the guard, it does so afterwards
         with _guard:
             _drop_all_guarded()
 
 
 def _drop_all_guarded() -> None:
     while _dropped:
-        block = _dropped.popleft()
-        if block.part is None or block.part() is not None:
-            continue  # it came back by a pickle, whose reference remained
-        block.part = None
-        with contextlib.suppress(Error, OSError):  # the kernel frees it with the last descriptor
-            block.drop()
-        block.forget_loaded()
-        _close_unused(block)
+        ref = _dropped[0]  # it stays there until all is done: an exception may come at any line
+        block = ref.block
+        if block.fd >= 0 and (block.part is ref or block.part is None):
+            with contextlib.suppress(Error, OSError):  # the kernel frees it with the last descriptor
+                block.drop()
+            block.part = None
+            block.forget_loaded()
+            _close_unused(block)
+        _dropped.popleft()  # or the block came back by a pickle, whose reference remained
 
 
 def _close_unused(block: Block) -> None:
@@ -206,8 +217,8 @@ def _close_unused(block: Block) -> None:
         return
     _sent.discard(block)
     if block.head.is_kept and block.maker == os.getpid():
-        _blocks.pop(block.nonce, None)
-        _kept.append(block)
+        if _blocks.pop(block.nonce, None) is not None:
+            _kept.append(block)
         _trim_kept()
     else:
         block.close()

@@ -485,6 +485,26 @@ def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
         os.close(fd)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
+def test_an_exception_while_an_array_goes_only_delays_the_rest():
+    shmring.shared_zeros(1)
+    before, n = set(segments()), 0
+    while True:
+        n += 1
+        arrays = [shmring.share(np.arange(10))]
+        injection = injection_of("point", n)
+        gc.disable()  # hypothesis has a callback for collections
+        try:
+            injection.run(arrays.clear)
+        finally:
+            gc.enable()
+        if not injection.places:
+            break
+        shmring.shared_zeros(1)
+        assert set(segments()) == before, injection.places
+    assert n > 10
+
+
 def test_a_pickle_of_another_machine_is_refused():
     array = shmring.share(np.ones(3))
     function, (place, *rest) = array_reduced(array)

@@ -779,6 +779,38 @@ def put(place):
     same(found, np.arange(comm.size) + 1)
 
 
+# ---- between processes without ranks -----------------------------------------------------------------------
+
+
+@case(ends_in_python=True)
+def share(place):
+    x = numbers(LARGE, place.comm.rank)
+
+    def send_and_receive():
+        return pickle.loads(pickle.dumps(shmring.share(x)))
+
+    same((yield send_and_receive), x)
+    shmring.shared_zeros(1)  # frees what an exception in a destructor has left
+
+
+def _put_and_get(make, x):
+    with make() as ring:
+        ring.put(x)
+        return ring.get()
+
+
+@case(ends_in_python=True)
+def ring(place):
+    x = numbers(SMALL, place.comm.rank)
+    same((yield call(_put_and_get, shmring.Ring, x)), x)
+
+
+@case(ends_in_python=True)
+def broadcast_ring(place):
+    x = numbers(SMALL, place.comm.rank)
+    same((yield call(_put_and_get, functools.partial(shmring.Broadcast, readers=1), x)), x)
+
+
 # ---- methods -----------------------------------------------------------------------------------------------
 
 
