@@ -14,12 +14,22 @@ Array = np.ndarray[Any, Any]
 ROOT = 0
 # Not a collective: rank 0 sends x to rank 1 and receives rank 1's x into y; a round trip is one call.
 PING_PONG = "ping_pong"
+# Not collectives either: rank 0 sends WINDOW messages at once, and rank 1 answers when it has them all; an
+# object goes there and back; and an object goes from rank 0 to all ranks. A small object is a tuple, a larger
+# one has x in it.
+STREAM = "stream"
+OBJECT_PING_PONG = "object_ping_pong"
+OBJECT_BROADCAST = "object_broadcast"
+OBJECT_CALLS = (OBJECT_PING_PONG, OBJECT_BROADCAST)
+MESSAGES = (PING_PONG, STREAM, *OBJECT_CALLS)
+WINDOW = 16
+LEAST_ARRAY_IN_OBJECT_NBYTES = 4096
 # The share of the call's bytes in x and in y: all of them, or one rank's part.
 PARTS: dict[str, tuple[bool, bool]] = {
     "all_reduce": (False, False), "reduce": (False, False), "scan": (False, False), "exscan": (False, False),
     "broadcast": (False, False), "reduce_scatter": (False, True), "scatter": (False, True),
     "gather": (True, False), "all_gather": (True, False), "all_to_all": (False, False),
-    PING_PONG: (False, False),
+    **dict.fromkeys(MESSAGES, (False, False)),
 }
 CALLS = tuple(PARTS)
 
@@ -34,6 +44,11 @@ def counts_of(call: str, count: int, size: int) -> tuple[int, int]:
     whole = part * size if True in PARTS[call] or call == "all_to_all" else count
     x_is_part, y_is_part = PARTS[call]
     return part if x_is_part else whole, part if y_is_part else whole
+
+
+def object_with(x: Array) -> object:
+    """Return the object that the benchmarks of objects send."""
+    return ("step", 7, 0.5) if x.nbytes < LEAST_ARRAY_IN_OBJECT_NBYTES else ("step", 7, x)
 
 
 def fill_pattern(x: Array, rank: int) -> None:
@@ -84,4 +99,5 @@ def _parts(call: str, part: int, rank: int, size: int) -> list[tuple[range, int]
         "all_gather": [(giver, 0) for giver in one_by_one],
         "all_to_all": [(giver, own) for giver in one_by_one],
         PING_PONG: [(other, 0)],
+        STREAM: [(root, 0)] if rank == 1 else [],
     }[call]

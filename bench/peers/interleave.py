@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.common.calls import PING_PONG
+from bench.common.calls import MESSAGES, OBJECT_CALLS
 from bench.peers.crew import ContestantFailed, ContestantRefused, Crew, Timing
 from bench.peers.probe import Probe, distance
 
@@ -23,7 +23,8 @@ GROWTH = 8
 WARM_UP_TRIES = 12
 # Gloo's name for it, and the names of MPI's persistent calls.
 ALL_REDUCE_ONLY = ("in place", "persistent")
-COLLECTIVES_ONLY = ("plan", "zero-copy")
+ARRAYS_ONLY = ("zero-copy",)
+COLLECTIVES_ONLY = ("plan",)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Match:
                      for variant in crew.contestant.variants
                      if cell.nbytes >= crew.contestant.smallest_nbytes
                      and (cell.call == "all_reduce" or variant not in ALL_REDUCE_ONLY)
-                     and (cell.call != PING_PONG or variant not in COLLECTIVES_ONLY)]
+                     and (cell.call not in MESSAGES or variant not in COLLECTIVES_ONLY)
+                     and (cell.call not in OBJECT_CALLS or variant not in ARRAYS_ONLY)]
         return [entry for entry in everybody if (entry, cell) not in self._out]
 
     def play_block(self, round_number: int, cell: Cell) -> Iterator[Sample]:

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.common.calls import PING_PONG, Array, arguments_of, counts_of, wrong_elements
+from bench.common.calls import (
+    OBJECT_BROADCAST,
+    OBJECT_PING_PONG,
+    PING_PONG,
+    STREAM,
+    WINDOW,
+    Array,
+    arguments_of,
+    counts_of,
+    object_with,
+    wrong_elements,
+)
 
 
 @dataclass
@@ -60,6 +72,7 @@ class Prepared:
     call: str
     names: dict[str, Any]
     release: Callable[[], None] = field(default=lambda: None)
+    count_wrong: Callable[[], int] | None = None  # for results that are not in y
 
     @property
     def in_place(self) -> bool:
@@ -107,6 +120,56 @@ def ping_pong(send: Callable[..., Any], recv: Callable[..., Any], x: Array, y: A
     return Prepared(x, y, "; ".join(steps if rank == 0 else reversed(steps)), names)
 
 
+def stream(isend: Callable[..., Any], irecv: Callable[..., Any], send: Callable[..., Any],
+           recv: Callable[..., Any], x: Array, rooms: list[Array], rank: int) -> Prepared:
+    """Return the same code for every library: rank 0 sends, and rank 1 answers."""
+    answer = np.zeros(1)
+
+    def sends() -> None:
+        for transfer in [isend(x, 1) for _ in rooms]:
+            transfer.wait()
+        recv(answer, 1)
+
+    def receives() -> None:
+        for transfer in [irecv(room, 0) for room in rooms]:
+            transfer.wait()
+        send(answer, 0)
+
+    return Prepared(x, rooms[-1], "f()", {"f": receives if rank else sends})
+
+
+def object_ping_pong(send: Callable[..., Any], recv: Callable[..., Any], x: Array, rank: int) -> Prepared:
+    """Return the same code for every library: rank 0 begins."""
+    item, other = object_with(x), 1 - rank
+
+    def count_wrong() -> int:
+        if rank == 0:
+            send(item, other)
+        got = recv(other)
+        if rank == 1:
+            send(item, other)
+        return differs(got, object_with(x))
+
+    names = {"send": send, "recv": recv, "x": item, "other": other}
+    steps = ["send(x, other)", "recv(other)"]
+    return Prepared(x, np.empty_like(x), "; ".join(steps if rank == 0 else reversed(steps)), names,
+                    count_wrong=count_wrong)
+
+
+def object_broadcast(broadcast: Callable[..., Any], x: Array, rank: int) -> Prepared:
+    item = object_with(x)
+    return Prepared(x, np.empty_like(x), "f(x, 0)", {"f": broadcast, "x": item if rank == 0 else None},
+                    count_wrong=lambda: differs(broadcast(item if rank == 0 else None, 0), item))
+
+
+def differs(got: Any, wanted: Any) -> int:
+    """Return 1 if a received object has another form than the one that was sent."""
+    if isinstance(wanted[2], np.ndarray):
+        x, y = wanted[2], got[2]
+        return int(got[:2] != wanted[:2] or (x.dtype, x.shape) != (y.dtype, y.shape))
+    return int(got != wanted)
+
+
 class Mpi(Library):
     """Any MPI, through mpi4py: comm.Allreduce(x, y), whose op is SUM by default."""
 
@@ -139,6 +202,13 @@ class Mpi(Library):
         comm = self.comm
         if call == PING_PONG:
             return ping_pong(comm.Send, comm.Recv, x, y, self.seat.rank)
+        if call == STREAM:
+            rooms = [np.empty_like(y) for _ in range(WINDOW)]
+            return stream(comm.Isend, comm.Irecv, comm.Send, comm.Recv, x, rooms, self.seat.rank)
+        if call == OBJECT_PING_PONG:
+            return object_ping_pong(comm.send, partial(comm.recv, None), x, self.seat.rank)
+        if call == OBJECT_BROADCAST:
+            return object_broadcast(comm.bcast, x, self.seat.rank)
         if call == "broadcast":
             return Prepared(x, x, "f(x)", {"f": comm.Bcast, "x": x})
         functions = {
@@ -220,6 +290,15 @@ class Shmring(Library):
             x, y = job.private(self.seat.size)
         if job.call == PING_PONG:
             return ping_pong(self.comm.send, self.comm.recv, x, y, self.seat.rank)
+        if job.call == STREAM:
+            make = self.comm.empty if job.variant == "zero-copy" else np.empty
+            rooms = [make(len(y), y.dtype) for _ in range(WINDOW)]
+            return stream(self.comm.isend, self.comm.irecv, self.comm.send, self.comm.recv, x, rooms,
+                          self.seat.rank)
+        if job.call == OBJECT_PING_PONG:
+            return object_ping_pong(self.comm.send_object, self.comm.recv_object, x, self.seat.rank)
+        if job.call == OBJECT_BROADCAST:
+            return object_broadcast(self.comm.broadcast_object, x, self.seat.rank)
         if job.call == "broadcast":
             y = x
         given, room = arguments_of(job.call, x, y, self.seat.rank)

@@ -86,6 +86,8 @@ class Turn:
 
     def wrong(self) -> int:
         """Count wrong elements. Every rank must ask, since a call in place is made again for it."""
+        if self.prepared.count_wrong is not None:
+            return self.prepared.count_wrong()
         x, y = self.prepared.x, self.prepared.y
         if self.prepared.in_place:
             fill_pattern(x, self.library.seat.rank)

@@ -47,7 +47,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--sizes", type=comma_separated(parse_size), default=[8, 4096, 65536, 1 << 20, 64 << 20],
         help="bytes; default 8,4K,64K,1M,64M")
     add("--call", choices=CALLS, default="all_reduce",
-        help="the collective (%(default)s), bytes those of the larger of its arrays; or ping_pong, both ways")
+        help="the collective (%(default)s), bytes those of the larger of its arrays; or "
+             "messages: ping_pong, both ways; stream, 16 at once; objects, both ways or to all")
     add("--rounds", type=int, default=7, help="rounds behind every median (%(default)s)")
     add("--only", type=comma_separated(str, EVERYBODY), default=EVERYBODY, help=",".join(EVERYBODY))
     add("--input", choices=["reused", "written", "both"], default="both",

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bench.common.calls import MESSAGES
+
 KIB, MIB = 1 << 10, 1 << 20
 
 # With fewer rounds than this a target is neither met nor missed.
@@ -78,7 +80,12 @@ _OTHERS = [
 def choose(call: str) -> None:
     """Choose the targets that count: all_reduce has its own."""
     if call == "ping_pong":
-        TARGETS[:] = [Target(2, 8, "private", "mpi", near=2, far=None)]
+        TARGETS[:] = [Target(2, 8, "private", "mpi", near=2.2, far=2.2)]
+        TARGETS[:] += [Target(2, nbytes, variant, "mpi", near=least, far=least)
+                       for nbytes in (64 * KIB, 256 * KIB, MIB, 4 * MIB)
+                       for variant, least in (("private", 1), ("zero-copy", 1.5))]
+    elif call in MESSAGES:
+        TARGETS[:] = [Target(ranks, 8, "private", "mpi", near=1, far=1) for ranks in (2, 4)]
     elif call != "all_reduce":
         TARGETS[:] = _OTHERS
 
