@@ -201,7 +201,7 @@ struct sr_ring {
     struct sr_counter taken; /* W consumer: position up to which it has taken all frames; R producer, for room */
 };
 
-enum sr_frame_flags { SR_FRAME_FIRST = 1, SR_FRAME_LAST = 2, SR_FRAME_CUT = 4 };
+enum sr_frame_flags { SR_FRAME_FIRST = 1, SR_FRAME_LAST = 2, SR_FRAME_CUT = 4, SR_FRAME_OFFER = 8 };
 
 /* The head of each piece of a message. Up to SR_FRAME_INLINE_NBYTES of data lie in the rest of this cache line; a
    longer piece has its data from the next line on. So a small message is one line, which moves between cores once. */
@@ -235,6 +235,15 @@ struct sr_receipts {
 };
 
 #define SR_FRAME_INLINE_NBYTES 32u
+
+/* The data of a frame with SR_FRAME_OFFER: the place of a whole message in the producer's memory. The consumer copies
+   the bytes from there, once. See offer.h, which has the states. */
+struct sr_offer {
+    uint64_t place;    /* W producer before the frame is there, R consumer: address, or offset in ... */
+    uint32_t block;    /* ... the producer's part of this shared block; SR_PRIVATE: none. Likewise */
+    uint32_t reserved;
+    sr_flag state;     /* enum sr_offer_state. W both sides, by compare-and-swap; R producer, which sleeps on it */
+};
 #define SR_RING_LEAST_NBYTES 512u
 
 /* The head of a message ring: one page. The ring's bytes begin on the next page. */
@@ -345,6 +354,8 @@ struct sr_tuning {
     uint64_t single_copy_reduce_most_nbytes; /* ... up to here; */
     uint64_t single_copy_in_place_nbytes;    /* with the result in x from here on, ... */
     uint64_t single_copy_in_place_most_nbytes; /* ... up to here */
+    uint64_t single_copy_message_nbytes; /* messages from here on are read from the sender's private memory, ... */
+    uint64_t single_copy_message_always; /* ... 1: also if that is slower than through the ring */
     uint64_t chain_nbytes;            /* with more ranks than CPUs, reductions from here on go from rank to rank */
 };
 
@@ -390,6 +401,7 @@ _Static_assert(sizeof(struct sr_report) == 256, "a report is four cache lines");
 _Static_assert(sizeof(struct sr_lane) == 6 * SR_PAGE, "a lane is six pages");
 _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
+_Static_assert(sizeof(struct sr_offer) <= SR_FRAME_INLINE_NBYTES, "an offer is one line");
 _Static_assert(sizeof(struct sr_message_ring) <= SR_PAGE, "the head of a message ring is one page");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring in memory of its own is one page");
 _Static_assert(sizeof(struct sr_place) == SR_LINE, "a place has its pair of cache lines for itself");

@@ -262,7 +262,7 @@ static inline enum sr_ring_status sr_ring_pull(struct sr_ring_end *end, struct s
             sr_ring_take(end, &head, NULL);
             return SR_RING_CUT;
         }
-        if (head.flags & SR_FRAME_CUT || !sr_ring_continues(message, &head))
+        if (head.flags & (SR_FRAME_CUT | SR_FRAME_OFFER) || !sr_ring_continues(message, &head))
             return SR_RING_DAMAGED;
         sr_ring_take(end, &head, message->data == NULL ? NULL : message->data + message->offset);
         message->offset += head.nbytes;

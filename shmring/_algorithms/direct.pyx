@@ -13,7 +13,7 @@ from .._core.group cimport (
     MASTER, MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, SCRATCH_NBYTES, SINGLE_COPY, TREE, Call,
     Cursor, Group, all_reached, begin_call, blocked_on, blocked_on_counter, counter, fingerprint_of, is_before,
     is_folded, is_moved, is_scan, is_sliced, line_of, publish, publish_line, record_call, repeats_last,
-    see_calls_before, takes, verify,
+    see_calls_before, shared_address, takes, verify,
 )
 from .._core.kernels cimport SR_BOOL, SR_LAND, sr_dtype_is_widened
 from .._core.schedule cimport sr_slice_begin_grained
@@ -30,8 +30,8 @@ from .named cimport (
     enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
 )
 from .staged cimport (
-    SHARED_STEP_NBYTES, enter_exchange, enter_tiny, find_given, lies_in_private, read_private, shared_address,
-    step_exchange, step_shared, step_tiny,
+    SHARED_STEP_NBYTES, enter_exchange, enter_tiny, find_given, lies_in_private, read_private, step_exchange,
+    step_shared, step_tiny,
 )
 
 

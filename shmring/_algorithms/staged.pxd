@@ -15,4 +15,3 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil
 cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil
 cdef bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil
 cdef int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil
-cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil

@@ -13,7 +13,7 @@ from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
     SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
     blocked_on, check_liveness, count_path, counter, gives, is_joined, is_moved, is_scan, is_sliced, is_split, line_of,
-    publish, publish_line, repeats_last, runs_here, see_calls_before, takes,
+    publish, publish_line, repeats_last, runs_here, see_calls_before, shared_address, takes,
 )
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
@@ -405,17 +405,6 @@ cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
 
 
 # ---- zero-copy -----------------------------------------------------------------------------------------------
-
-# The address at which this process maps rank's part of a shared block; NULL if the descriptor is invalid.
-cdef unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset, size_t nbytes) noexcept nogil:
-    cdef int i
-    for i in range(g.nblocks):
-        if g.block[i].id == block:
-            if nbytes > g.block[i].stride or offset > g.block[i].stride - nbytes:
-                return NULL
-            return <unsigned char *> (g.block[i].begin + <uintptr_t> rank * g.block[i].stride + offset)
-    return NULL
-
 
 # The address of a giver's x: in this process, or in the giver's for private memory; NULL if the descriptor is invalid.
 cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:

@@ -842,7 +842,9 @@ cdef class Comm(Messages):
         dict
             `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
             `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
-            `steps`: steps of ring and tree calls. `paths`: number of calls by path. `path`: path of the last call.
+            `steps`: steps of ring and tree calls. `messages_in_place`: number of received messages that this rank has
+            copied from where they lay in their sender's memory, and not from a ring. `paths`: number of calls by
+            path. `path`: path of the last call.
             `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
             `isa`: the instruction set of the kernels.
 
@@ -1130,6 +1132,7 @@ cdef class Comm(Messages):
             return
         if self.is_messaging:
             raise RuntimeError("close() while another thread is inside a call of this communicator")
+        self.stage_sends()
         try:
             self.engine.close()   # returns at once: nothing is pending
         finally:   # also if a signal interrupted close

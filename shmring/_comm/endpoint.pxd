@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Operand
 from .._core.spsc_ring cimport sr_frame
-from .._p2p.matching cimport Matching, Message, UnexpectedMessage
+from .._p2p.messages cimport Matching, Message, UnexpectedMessage
 from .fused cimport FusedCollectives
 
 
@@ -34,8 +34,10 @@ cdef class Endpoint(FusedCollectives):
     cdef void discard_dropped(self) noexcept
     cdef int open_messages(self) except -1
     cdef void find_peers(self) noexcept
+    cdef void stage_sends(self) noexcept
     cdef int close_messages(self) except -1
     cdef int post(self, Message *message) except -1
+    cdef void plan_offer(self, Message *message) noexcept
     cdef int number_receipt(self, Message *message) except -1
     cdef int keep_own_message(self, Message *message) except -1
     cdef int open_ring_to(self, int rank) except -1

@@ -4,7 +4,7 @@
 import os
 
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -12,12 +12,12 @@ from libc.string cimport memcpy, memset
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
 from .._core.segment cimport (
-    SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT, sr_flag_load,
-    sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset, sr_layout_message_room_nbytes, sr_now_ns,
-    sr_yield,
+    SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
+    sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
+    sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
 )
 from .._core.spsc_ring cimport (
-    SR_RECEIPTS, SR_RECEIPTS_WORDS, SR_RING_WHOLE, sr_frame, sr_message_ring, sr_receipt_new_number,
+    SR_FRAME_OFFER, SR_RECEIPTS, SR_RECEIPTS_WORDS, SR_RING_WHOLE, sr_frame, sr_message_ring, sr_receipt_new_number,
     sr_ring_is_valid_length, sr_ring_peek,
 )
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
@@ -27,9 +27,12 @@ from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
-    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait, deliver_briefly,
-    deliver_patiently, deliver_to_self, discard_unexpected, frame_tag, has_moved, keep_unexpected, open_ring,
-    poll_messages, post_receive, post_send, receive_unexpected, step_messages, withdraw, withdraw_all,
+    deliver_briefly, deliver_patiently, deliver_to_self, discard_unexpected, has_moved, keep_unexpected, open_ring,
+    poll_messages, post_receive, post_send, receive_unexpected, stage_offers, step_messages, withdraw, withdraw_all,
+)
+from .._p2p.messages cimport (
+    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, TO_BE_OFFERED, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait,
+    frame_tag,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -38,6 +41,7 @@ from .._system import procfs
 from ..errors import Closed, Error
 
 cdef enum:
+    SHARED_TO_PRIVATE = 4    # shared arrays are offered from a quarter on: reading them needs no system call
     BRIEF_NBYTES = 65536     # copying a message up to this size takes less time than releasing and taking the GIL
 
 
@@ -225,6 +229,16 @@ cdef class Endpoint(FusedCollectives):
                 m.peer[m.channels.channel[i].rank].lane = -1
                 m.peer[m.channels.channel[i].rank].channel = &m.channels.channel[i]
 
+    # Before this rank leaves: let offered messages be received afterwards, if their rings have room for them.
+    cdef void stage_sends(self) noexcept:
+        if self.matching.nsends > 0:
+            if self.is_enlisted:
+                self.acquire_stepper()
+            with nogil:
+                stage_offers(&self.matching)
+            if self.is_enlisted:
+                sr_flag_set(&self.matching.stepper, 0)
+
     cdef int close_messages(self) except -1:
         if self.is_enlisted:
             delist(&self.matching.pollable)
@@ -251,12 +265,26 @@ cdef class Endpoint(FusedCollectives):
                 # Poll here: a send that fits into the socket does not wait, so it polls nowhere else.
                 if sr_channels_poll_abort(self.matching.channels):
                     self.poll_abort()
-            elif not self.matching.peer[message.peer].out_open:
-                self.open_ring_to(message.peer)
+            else:
+                if not self.matching.peer[message.peer].out_open:
+                    self.open_ring_to(message.peer)
+                self.plan_offer(message)
             if message.wants_receipt:
                 self.number_receipt(message)
             post_send(&self.matching, message)
         return 0
+
+    # Decide whether the receiver is to copy the message from where it lies.
+    cdef void plan_offer(self, Message *message) noexcept:
+        cdef Group *g = &self.engine.g
+        cdef size_t least = g.tuning.single_copy_message_nbytes
+        if message.nbytes < max(least // SHARED_TO_PRIVATE, <size_t> SR_CACHE_LINE):   # an offer is one line
+            return
+        if g.nblocks > 0 and self.engine.find_block(message.data, message.nbytes, &message.block, &message.place):
+            message.offering = TO_BE_OFFERED
+        elif g.single_copy and message.nbytes >= least:
+            message.offering = TO_BE_OFFERED
+            message.block, message.place = SR_PRIVATE, <uintptr_t> message.data
 
     cdef int number_receipt(self, Message *message) except -1:
         cdef Peer *p = &self.matching.peer[message.peer]
@@ -322,6 +350,7 @@ cdef class Endpoint(FusedCollectives):
         if unexpected == NULL:
             return NEEDS_ROOM
         unexpected.receipt = head.receipt
+        unexpected.is_offered = head.flags & SR_FRAME_OFFER != 0
         keep_unexpected(&self.matching, unexpected)
         return PROGRESSED
 

@@ -3,7 +3,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint64_t
 
 from .._arrays.operands cimport Operand
-from .._p2p.matching cimport Message, UnexpectedMessage
+from .._p2p.messages cimport Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage
 
 

@@ -13,9 +13,8 @@ from .._arrays.operands cimport Operand, release, storage_of, take
 from .._core.group cimport LATE, OPAQUE
 from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of
-from .._p2p.matching cimport (
-    ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage, withdraw,
-)
+from .._p2p.matching cimport withdraw
+from .._p2p.messages cimport ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
 from .objects cimport bytes_room, pack, unpack
 

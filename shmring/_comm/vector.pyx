@@ -8,12 +8,11 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
 from .._algorithms.direct cimport enter_nothing, step_nothing
-from .._algorithms.staged cimport shared_address
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
-    Piece, fingerprint_of, is_joined, is_split,
+    Piece, fingerprint_of, is_joined, is_split, shared_address,
 )
 from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy

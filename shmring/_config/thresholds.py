@@ -43,6 +43,8 @@ DEFAULTS: dict[str, int] = {
     "single_copy_reduce_most_nbytes": NEVER,
     "single_copy_in_place_nbytes": NEVER,
     "single_copy_in_place_most_nbytes": NEVER,
+    "single_copy_message_nbytes": 64 * KIB,
+    "single_copy_message_always": 0,
     "chain_nbytes": NEVER,
 }
 # Values that differ, by the first word of the processor's name. Measured with 2 and 4 ranks on 2 cores of a
@@ -70,6 +72,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "single_copy_most_nbytes": 16 * MIB,
         "single_copy_reduce_nbytes": 6 * MIB,
         "single_copy_reduce_most_nbytes": 24 * MIB,
+        "single_copy_message_nbytes": 16 * KIB,
     },
 }
 # Values for at least this many ranks, on any processor ("") or on one kind. Measured on 2 cores of that
@@ -116,6 +119,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "single_copy_reduce_most_nbytes": (64, NEVER),
     "single_copy_in_place_nbytes": (64, NEVER),
     "single_copy_in_place_most_nbytes": (64, NEVER),
+    "single_copy_message_nbytes": (64, NEVER),
     "chain_nbytes": (64, NEVER),
 }
 # Thresholds used before the distance for a call is known, so they are equal for near and far.
@@ -184,6 +188,11 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
             "single_copy_reduce_most_nbytes": NEVER,
             "single_copy_in_place_nbytes": least,
             "single_copy_in_place_most_nbytes": NEVER,
+        }
+    if settings.single_copy_nbytes is not None:
+        table = table | {
+            "single_copy_message_nbytes": settings.single_copy_nbytes or NEVER,
+            "single_copy_message_always": 1,
         }
     if settings.chunk_nbytes is None and settings.depth is None:
         return table

@@ -69,7 +69,7 @@ cdef struct Block:
 
 
 cdef struct Stats:
-    uint64_t calls, bytes_sent, bytes_over_wire, steps
+    uint64_t calls, bytes_sent, bytes_over_wire, steps, messages_in_place
     uint64_t[NPATHS] path      # by enum Path
     int last_path
 
@@ -114,6 +114,7 @@ cdef struct Group:
     unsigned char *scratch     # SCRATCH_NBYTES and a line for each rank, valid within one step
     Block *block               # sorted by own
     int nblocks
+    sr_flag blocks_lock        # 1: a thread replaces the table of blocks, or copies a message out of one
     sr_tuning[2] tunings       # near, far
     sr_tuning *tuning          # the one that holds now
     Stats stats
@@ -247,6 +248,18 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
     if c.items != NULL:
         what ^= <uint64_t> c.items.signature << 45   # such a call has no wire format and no groups
     return what   # flight_recorder.pyx decodes it for error messages
+
+
+# The address at which this process maps rank's part of a shared block; NULL if the descriptor is invalid.
+cdef inline unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset,
+                                          size_t nbytes) noexcept nogil:
+    cdef int i
+    for i in range(g.nblocks):
+        if g.block[i].id == block:
+            if nbytes > g.block[i].stride or offset > g.block[i].stride - nbytes:
+                return NULL
+            return <unsigned char *> (g.block[i].begin + <uintptr_t> rank * g.block[i].stride + offset)
+    return NULL
 
 
 # ---- properties of a kind ------------------------------------------------------------------------------------

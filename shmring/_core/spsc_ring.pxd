@@ -18,6 +18,9 @@ cdef extern from "layout.h" nogil:
         uint64_t message_nbytes, nbytes_and_receipt
         uint32_t nbytes, flags, tag, receipt
         uint64_t kind
+    cdef struct sr_offer:
+        uint64_t place
+        uint32_t block
     cdef struct sr_queue:
         uint64_t magic, nbytes
         uint32_t gave_up
@@ -26,7 +29,7 @@ cdef extern from "layout.h" nogil:
         sr_event *event
         sr_ring ring
     cdef enum:
-        SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT
+        SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT, SR_FRAME_OFFER
         SR_RING_LEAST_NBYTES
         SR_QUEUE_MAGIC
         SR_PRODUCER, SR_CONSUMER
@@ -86,6 +89,7 @@ cdef extern from "spsc_ring.h" nogil:
         unsigned char *bytes
         uint64_t nbytes, position
         size_t piece_nbytes
+        sr_event *event
         uint32_t stream
     cdef struct sr_outgoing:
         sr_frame head
@@ -112,6 +116,19 @@ cdef extern from "spsc_ring.h" nogil:
     void sr_ring_take(sr_ring_end *, const sr_frame *, void *dst)
     int sr_ring_pull(sr_ring_end *, sr_incoming *)
     void sr_ring_publish_taken(sr_ring_end *)
+
+
+cdef extern from "offer.h" nogil:
+    cdef enum:
+        SR_OFFER_OPEN, SR_OFFER_READING, SR_OFFER_READ, SR_OFFER_READ_SLOWLY, SR_OFFER_REFUSED
+        SR_OFFER_STAGED, SR_OFFER_WITHDRAWN
+    sr_offer *sr_offer_put(sr_ring_end *, sr_frame *head, uint64_t place, uint32_t block)
+    int sr_offer_state(const sr_offer *)
+    bint sr_offer_stage(sr_offer *)
+    void sr_offer_withdraw(sr_offer *)
+    sr_offer *sr_offer_at(const sr_ring_end *, const sr_frame *)
+    bint sr_offer_begin(sr_offer *)
+    bint sr_offer_answer(sr_offer *, int answer, sr_event *)
 
 
 cdef extern from "broadcast.h" nogil:

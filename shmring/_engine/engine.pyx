@@ -24,8 +24,8 @@ from .._core.kernels cimport SR_BOR, SR_MIN, SR_SUM, SR_U8, sr_float_env, sr_flo
 from .._core.segment cimport (
     SR_ABORTED, SR_BEFORE_RELEASE, SR_CHECKS, SR_CLOSED, SR_COMPLETE, SR_FAULT, SR_JOINED, SR_MISMATCHED, SR_NO_ABORT,
     SR_PAYLOAD_NBYTES, SR_RAISED, SR_RANK_FAILED, SR_REASON_NBYTES, SR_REMOTE_ABORT, SR_TIMED_OUT, sr_event_signal,
-    sr_flag_load, sr_flag_set, sr_layout_ring_offset, sr_liveness, sr_liveness_died, sr_liveness_set_state,
-    sr_liveness_task, sr_now_ns, sr_report, sr_single_copy,
+    sr_flag_load, sr_flag_set, sr_flag_take, sr_layout_ring_offset, sr_liveness, sr_liveness_died,
+    sr_liveness_set_state, sr_liveness_task, sr_now_ns, sr_report, sr_single_copy, sr_yield,
 )
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
@@ -874,8 +874,11 @@ cdef class Engine(State):
             table[i].own = own
             table[i].stride = stride
         acquire_stepper(self.queue, WAITER)
+        while not sr_flag_take(&g.blocks_lock, 1):   # a message is copied out of a block: at most one step of it
+            sr_yield()
         free(g.block)
         g.block = table
         g.nblocks = len(blocks)
+        sr_flag_set(&g.blocks_lock, 0)
         self.blocks_version += 1
         sr_flag_set(&self.queue.stepper, 0)

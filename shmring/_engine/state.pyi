@@ -30,6 +30,7 @@ class _Stats(TypedDict):
     calls: int
     bytes_sent: int
     steps: int
+    messages_in_place: int
     paths: dict[str, int]
     path: str | None
     distance: Literal["near", "far"]

@@ -423,6 +423,7 @@ cdef class State:
         return {
             "calls": g.stats.calls, "bytes_sent": g.stats.bytes_sent,
             "bytes_over_wire": g.stats.bytes_over_wire, "steps": g.stats.steps,
+            "messages_in_place": g.stats.messages_in_place,
             "paths": {name: g.stats.path[i] for i, name in enumerate(PATHS)},
             "path": PATHS[g.stats.last_path] if g.stats.calls else None,
             "distance": far, "round_trip_ns": g.round_trip_ns, "isa": self.isa,

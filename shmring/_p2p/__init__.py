@@ -5,6 +5,8 @@ _comm/point_to_point      send, recv, isend, probe: from arguments to posted mes
 _comm/endpoint            one thread at a time advances the messages of a communicator
     |
 matching                  match tables, order, unexpected messages; within a host and between hosts; waits
+    |
+offers                    large messages that are copied once; `messages` has the structures of all
 
 ring, broadcast           `shmring.Ring` and `shmring.Broadcast`, which need no communicator
     |

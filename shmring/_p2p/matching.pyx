@@ -16,9 +16,10 @@ from .._core.segment cimport (
     sr_lane, sr_layout_message_ring_offset, sr_now_ns, sr_pause, sr_time_away, sr_waitset, sr_waitset_watch, sr_yield,
 )
 from .._core.spsc_ring cimport (
-    SR_FRAME_FIRST, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_load_ordered, sr_flag_mark, sr_frame, sr_message_ring,
-    sr_pause, sr_receipt_free_number, sr_receipt_give, sr_receipt_take, sr_receipts_count, sr_ring, sr_ring_end,
-    sr_ring_first, sr_ring_format, sr_ring_open_end, sr_ring_peek, sr_ring_publish_taken, sr_ring_pull, sr_ring_push,
+    SR_FRAME_FIRST, SR_FRAME_OFFER, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_load_ordered, sr_flag_mark, sr_frame,
+    sr_message_ring, sr_offer_withdraw, sr_pause, sr_receipt_free_number, sr_receipt_give, sr_receipt_take,
+    sr_receipts_count, sr_ring, sr_ring_end, sr_ring_first, sr_ring_format, sr_ring_open_end, sr_ring_peek,
+    sr_ring_publish_taken, sr_ring_pull, sr_ring_push,
 )
 from .._diagnostics.flight_recorder cimport (
     ANYBODY, SR_IN_PROBE, SR_IN_RECV, SR_IN_SEND, SR_WAIT_MESSAGE, begin_wait, end_wait,
@@ -32,11 +33,18 @@ from .._transport.channel cimport (
     sr_channel_push, sr_channel_read, sr_channel_withdraw, sr_channels_attend, sr_channels_poll_abort,
     sr_channels_step, sr_channels_wake,
 )
+from .messages cimport (
+    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER,
+    OFFERED, OTHER_ITEMS, TOO_LONG, TO_BE_OFFERED, UNMATCHED, Failure, Matching, Message, Peer, UnexpectedMessage, Wait,
+    frame_tag,
+)
+from .offers cimport begin_copy, note_ring_speed, push_offer, step_offer
 
 cdef enum:
     # Measured with bench/peers/peers.py --call ping_pong: one piece is sent while the previous one is received.
     PIECE_NBYTES = 16384
     RECEIPT_SHIFT = 48   # in nbytes_and_receipt: a message is shorter than 2**48 bytes
+    STEPS_AT_ONCE = 64       # with progress, before the clock is read
     STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
     WATCH_NS = 50000000      # the progress thread polls an idle communicator for this long
     FAR_POLLS = 3            # polls in a short try: a poll of other hosts is a system call
@@ -123,7 +131,9 @@ cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
     cdef int i
     if message.is_probe:
         return False
-    if message.state == COMPLETE or message.state == UNMATCHED or (message.is_send and message.out.offset > 0):
+    if message.state == COMPLETE or message.state == UNMATCHED:
+        return True
+    if message.is_send and (message.out.offset > 0 or message.offering >= OFFERED):
         return True
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiver == message:
@@ -140,6 +150,8 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil:
     if message.state == COMPLETE:
         return
     if message.is_send:
+        if message.offering == OFFERED:
+            sr_offer_withdraw(message.offer)
         unlink_send(m, message)
         withdraw_receipt(m, message)
         return
@@ -169,9 +181,15 @@ cdef void withdraw_receipt(Matching *m, Message *message) noexcept nogil:
         unexpected = unexpected.next
 
 
-# Detach all incoming messages before the memory of the posted ones is freed: channels still receive data.
+# Detach all messages before the memory of the posted ones is freed: channels still receive data, and other ranks read
+# offered messages.
 cdef void withdraw_all(Matching *m) noexcept nogil:
+    cdef Message *message
     cdef int i
+    for i in range(m.size):
+        message = m.peer[i].first_send
+        if message != NULL and message.offering == OFFERED:
+            sr_offer_withdraw(message.offer)
     for i in range(m.nsources):
         discard_incoming(m, &m.peer[m.source[i]])
 
@@ -347,7 +365,26 @@ cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil:
 cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
     if p.channel != NULL:
         return sr_channel_push(m.channels, p.channel, &message.out)
+    if message.offering == TO_BE_OFFERED or message.offering == OFFERED:
+        return push_offer(m, p, message)
     return sr_ring_push(&p.out, &message.out)
+
+
+# Before this rank leaves: put every offered message for which there is room into its ring, where it can still be
+# received.
+cdef void stage_offers(Matching *m) noexcept nogil:
+    cdef Peer *p
+    cdef Message *message
+    cdef int rank
+    for rank in range(m.size):
+        p = &m.peer[rank]
+        message = p.first_send
+        while message != NULL:
+            if message.offering == TO_BE_OFFERED:
+                message.offering = NOT_OFFERED
+            message.offered_ns = 0
+            message = message.next
+    step_sends(m)
 
 
 cdef void post_send(Matching *m, Message *message) noexcept nogil:
@@ -470,6 +507,7 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     p.incoming.data = unexpected.data
     p.incoming.nbytes = unexpected.nbytes
     p.incoming.offset = 0
+    begin_copy(m, p, unexpected.is_offered)
 
 
 # Begin to receive the next message of the source if a receive matches it.
@@ -501,6 +539,7 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     p.incoming.data = message.data
     p.incoming.nbytes = head.message_nbytes
     p.incoming.offset = 0
+    begin_copy(m, p, head.flags & SR_FRAME_OFFER != 0)
     message.state = MOVING
     failure = failure_of(message)
     if failure != NO_FAILURE:
@@ -512,6 +551,8 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
 
 cdef void finish_incoming(Matching *m, Peer *p) noexcept nogil:
     p.receiving = False
+    if p.copy_ns != 0 and p.reading == NO_OFFER:
+        note_ring_speed(p)
     if p.receiver != NULL:
         complete_receive(m, p.receiver)
     elif p.unexpected != NULL:
@@ -536,6 +577,10 @@ cdef int step_incoming(Matching *m, int source) noexcept nogil:
         offset = p.incoming.offset
         if p.channel != NULL:
             status = sr_channel_pull(m.channels, p.channel)
+        elif p.reading != NO_OFFER:
+            status = step_offer(m, p)
+            if status == SR_RING_WAIT and p.reading == NO_OFFER:
+                status = sr_ring_pull(&p.inward, &p.incoming)
         else:
             status = sr_ring_pull(&p.inward, &p.incoming)
         if p.incoming.offset != offset:
@@ -688,17 +733,21 @@ cdef int step_messages(Matching *m) noexcept nogil:
 # A waiting rank pauses, then yields, then sleeps on its event for messages or on news from other hosts. It advances all
 # its posted messages meanwhile. The progress thread does so when no call waits.
 
-# Return DONE, BLOCKED after `pauses` pauses without progress, or another result of a step.
+# Return DONE, BLOCKED after `pauses` pauses without progress or after many steps, or another result of a step.
 cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept nogil:
     cdef int left = pauses
+    cdef int steps_left = STEPS_AT_ONCE
     cdef int status
     while message.state != COMPLETE:
         status = step_messages(m)
         if message.state == COMPLETE:
             break
-        if status == PROGRESSED:
+        if status == PROGRESSED and steps_left > 0:
             left = pauses
+            steps_left -= 1
             continue
+        if status == PROGRESSED:
+            return BLOCKED
         if status != BLOCKED or left <= 0:
             return status
         left -= 1
@@ -777,7 +826,11 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
         if message.state == COMPLETE:
             return DONE
         if status == PROGRESSED:
+            now = check_clock(wait)
             wait.awake_until_ns = now + g.yield_ns
+            if now >= wait.signal_ns:   # a long message must not keep Ctrl-C waiting
+                wait.signal_ns = now + SIGNAL_INTERVAL_NS
+                return SIGNALLED
             continue
         if status != BLOCKED:
             return status

@@ -121,6 +121,18 @@ static inline bool sr_flag_replace_ordered(sr_flag *flag, uint64_t old, uint64_t
     return atomic_compare_exchange_strong_explicit(flag, &old, value, memory_order_seq_cst, memory_order_acquire);
 }
 
+/* As sr_flag_publish (P1), for a word that is `old`: return false if it is not. */
+static inline bool sr_flag_replace_and_publish(sr_flag *flag, uint64_t old, uint64_t value, struct sr_event *own_event)
+{
+    SR_FAULT(SR_BEFORE_PUBLISH);
+    if (!sr_flag_replace_ordered(flag, old, value))
+        return false;
+    SR_FAULT(SR_AFTER_PUBLISH);
+    if (__builtin_expect(atomic_load_explicit(&own_event->sleepers, memory_order_seq_cst) & 1, 0))
+        sr_event_signal(own_event);
+    return true;
+}
+
 /* Count one more event in a word that several threads count in. Pairs with A1. */
 static inline void sr_flag_count(sr_flag *flag) { atomic_fetch_add_explicit(flag, 1, memory_order_seq_cst); }
 

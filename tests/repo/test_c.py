@@ -19,7 +19,18 @@ COMPILER = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 if COMPILER is None or not (ROOT / "src").is_dir():
     pytest.skip("needs a C compiler and the checkout", allow_module_level=True)
 
-PROGRAMS = ("channel", "liveness", "call_line", "flag", "schedule", "lock", "conn", "spsc_ring", "broadcast")
+PROGRAMS = (
+    "channel",
+    "liveness",
+    "call_line",
+    "flag",
+    "schedule",
+    "lock",
+    "conn",
+    "spsc_ring",
+    "offer",
+    "broadcast",
+)
 SANITIZERS = {
     "plain": [],
     "thread": ["-fsanitize=thread"],

@@ -41,6 +41,7 @@ C_HOUSE = {
     "sync/stack_request.h": {"layout.h"},
     "receipts.h": {"sync/flag.h"},
     "spsc_ring.h": {"sync/flag.h"},
+    "offer.h": {"spsc_ring.h"},
     "broadcast.h": {"spsc_ring.h"},
     "schedule.h": set(),
     "single_copy.h": set(),
