@@ -6,6 +6,7 @@
 # lengths of the parts, and the parts, each on a cache line. The first part is the pickle; the buffers that it left out
 # follow. Ranks authenticated each other when they met, and trust each other's pickles.
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
@@ -38,18 +39,25 @@ cpdef object pack(object item):
 
 
 cdef object frame_of(object stream, list left_out):
-    parts = [memoryview(stream)]
+    cdef list parts = [stream]
+    cdef size_t end = lengths_nbytes(1 + len(left_out))
+    cdef Py_buffer view
+    cdef char *begin
     for buffer in left_out:
         parts.append(buffer.raw())
-    numbers = [len(parts) << COUNT_SHIFT]
     for part in parts:
-        numbers.append(part.nbytes)
-    lengths = np.array(numbers, "i8")
-    places = places_of(lengths)
-    frame = np.empty(places.pop(), np.uint8)
-    frame[: lengths.nbytes] = lengths.view(np.uint8)
-    for part, begin in zip(parts, places, strict=False):
-        frame[begin : begin + part.nbytes] = part
+        end = whole_lines(end) + len(part)   # of bytes, and of memoryviews of bytes
+    frame = np.empty(whole_lines(end), np.uint8)
+    begin = <char *> cnp.PyArray_DATA(<cnp.ndarray> frame)
+    (<uint64_t *> begin)[0] = <uint64_t> len(parts) << COUNT_SHIFT
+    end = lengths_nbytes(len(parts))
+    for number, part in enumerate(parts, 1):
+        PyObject_GetBuffer(part, &view, PyBUF_SIMPLE)
+        end = whole_lines(end)
+        (<uint64_t *> begin)[<size_t> number] = view.len
+        memcpy(begin + end, view.buf, view.len)
+        end += view.len
+        PyBuffer_Release(&view)
     return frame
 
 
@@ -57,26 +65,33 @@ cpdef object unpack(object frame):
     """Return the object of a frame. Its arrays are writable and use the frame's memory."""
     if frame[0] == PROTOCOL_OPCODE:
         return loads(frame)
-    count = int(frame[:LENGTH_NBYTES].view("i8")[0]) >> COUNT_SHIFT
-    lengths = frame[: 8 * (count + 1)].view("i8")
-    places = places_of(lengths)
-    parts = []
-    for begin, nbytes in zip(places, lengths[1:].tolist(), strict=False):
-        parts.append(frame[begin : begin + nbytes])
-    return loads(parts[0].data, buffers=parts[1:])
+    return object_of(frame)
 
 
-# Return the offset of each part, and the end of the frame.
-cdef list places_of(object lengths):
-    cdef object end = whole_lines(lengths.nbytes)
-    places = [end]
-    for nbytes in lengths[1:].tolist():
-        end += whole_lines(nbytes)
-        places.append(end)
-    return places
+cdef object object_of(cnp.ndarray frame):
+    cdef const uint64_t *lengths = <const uint64_t *> cnp.PyArray_DATA(frame)
+    cdef uint64_t left = cnp.PyArray_NBYTES(frame)
+    cdef uint64_t count, end, number
+    cdef list parts = []
+    count = lengths[0] >> COUNT_SHIFT if left >= LENGTH_NBYTES else 0
+    if not 0 < count < left // LENGTH_NBYTES:
+        raise pickle.UnpicklingError("an object arrived damaged: it has no valid number of parts")
+    end = lengths_nbytes(count)
+    for number in range(1, count + 1):
+        end = whole_lines(end)
+        if end > left or lengths[number] > left - end:
+            raise pickle.UnpicklingError("an object arrived damaged: its parts are longer than the object")
+        parts.append(frame[end : end + lengths[number]])
+        end += lengths[number]
+    return loads(parts.pop(0), buffers=parts)
 
 
-cdef object whole_lines(object nbytes):
+# The bytes of the number of parts and of their lengths.
+cdef inline size_t lengths_nbytes(size_t count) noexcept:
+    return LENGTH_NBYTES * (count + 1)
+
+
+cdef inline size_t whole_lines(size_t nbytes) noexcept:
     return (nbytes + LINE_NBYTES - 1) // LINE_NBYTES * LINE_NBYTES
 
 

@@ -26,10 +26,10 @@ cdef enum:
     OFFER_LEAST_NS = 3000         # for so long, and for the time of a copy into the ring, the receiver may come late
     STAGED_NBYTES_A_NS = 8        # bench/peers/peers.py --call ping_pong, 64 KiB to 1 MiB
     SLOW_IN_A_ROW = 2
-    LEAST_UNOFFERED = 15          # messages after one that was late, or after slow ones, before the next one is offered
-    MOST_UNOFFERED = 255          # ... after slow ones time and again, or one that the receiver could not read
+    LEAST_UNOFFERED = 7           # messages after one that was late, or after slow ones, before the next one is offered
+    MOST_UNOFFERED = 127          # ... below 64 KiB after slow ones time and again; half as many in each longer class
     CLASS_SHIFT = 16              # lengths below 64 KiB are the first class
-    LEAST_GAIN_PERCENT = 125      # one copy has to be faster: the sender's next write to that memory is slower
+    LEAST_GAIN_PERCENT = 110      # one copy has to be faster: the sender's next write to that memory is slower
 
 
 # ---- the sender -----------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ cdef inline void note_slow(Peer *p, int k) noexcept nogil:
     p.nslow[k] += 1
     if p.nslow[k] == SLOW_IN_A_ROW:
         p.nslow[k] = 0
-        p.last_unoffered[k] = min(2 * p.last_unoffered[k] + LEAST_UNOFFERED, <int> MOST_UNOFFERED)
+        p.last_unoffered[k] = min(2 * p.last_unoffered[k] + LEAST_UNOFFERED, <int> MOST_UNOFFERED >> k)
         p.nunoffered[k] = p.last_unoffered[k]
 
 
@@ -109,15 +109,15 @@ cdef inline bint is_timed(Matching *m, Peer *p) noexcept nogil:
     return p.incoming.nbytes >= m.g.tuning.single_copy_message_nbytes and p.channel == NULL
 
 
-# Note the speed of a message that has come through the ring. A rank that another process has interrupted was slow, so
-# one slow message counts little.
+# Note the speed of a message that has come through the ring. One message counts little: this rank may have been
+# interrupted, or so late that all of the message was there.
 cdef inline void note_ring_speed(Peer *p) noexcept nogil:
     cdef uint64_t took_ns = sr_now_ns() - p.copy_ns
     cdef double speed = <double> p.incoming.nbytes / <double> max(took_ns, <uint64_t> 1)
     if p.ring_speed == 0:
         p.ring_speed = speed
     else:
-        p.ring_speed += (max(speed, p.ring_speed / 2) - p.ring_speed) / 4
+        p.ring_speed += (min(max(speed, p.ring_speed / 2), 2 * p.ring_speed) - p.ring_speed) / 8
 
 
 # Copy the next bytes of an offered message. Return False if this process cannot read them.
