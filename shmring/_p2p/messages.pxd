@@ -96,7 +96,7 @@ cdef struct UnexpectedMessage:
 
 
 cdef enum:
-    OFFER_CLASSES = 4    # of lengths: each is four times as long as the one before
+    OFFER_CLASSES = 5    # of lengths: each is four times as long as the one before
 
 
 # The progress of a message that a peer has offered.

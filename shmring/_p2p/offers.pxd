@@ -25,9 +25,9 @@ cdef enum:
     OFFER_STEP_NBYTES = 1 << 20   # read in one step, between two polls of the other ranks
     OFFER_LEAST_NS = 3000         # for so long, and for the time of a copy into the ring, the receiver may come late
     STAGED_NBYTES_A_NS = 8        # bench/peers/peers.py --call ping_pong, 64 KiB to 1 MiB
-    SLOW_IN_A_ROW = 2
+    SLOW_IN_A_ROW = 4
     LEAST_UNOFFERED = 7           # messages after one that was late, or after slow ones, before the next one is offered
-    MOST_UNOFFERED = 127          # ... below 64 KiB after slow ones time and again; half as many in each longer class
+    MOST_UNOFFERED = 127          # ... after slow ones time and again
     CLASS_SHIFT = 16              # lengths below 64 KiB are the first class
     LEAST_GAIN_PERCENT = 110      # one copy has to be faster: the sender's next write to that memory is slower
 
@@ -49,7 +49,7 @@ cdef inline bint fits_into_ring(Peer *p, const Message *message) noexcept nogil:
 # Offer the message, and wait for the end of the offer. Nothing follows an offer in the ring until then.
 #
 # One copy is not always faster than two: memory that the sender has just written comes out of its caches more slowly
-# than a ring, and is slow to write again once another core has read it. The receiver measures both. After two messages
+# than a ring, and is slow to write again once another core has read it. The receiver measures both. After some messages
 # in a row that were slow, or one whose receiver was late, the next ones of about its length go through the ring. One
 # slow message is not enough: it may have brought the memory into the receiver's caches, where the next one finds it.
 cdef inline int push_offer(Matching *m, Peer *p, Message *message) noexcept nogil:
@@ -87,7 +87,7 @@ cdef inline void note_slow(Peer *p, int k) noexcept nogil:
     p.nslow[k] += 1
     if p.nslow[k] == SLOW_IN_A_ROW:
         p.nslow[k] = 0
-        p.last_unoffered[k] = min(2 * p.last_unoffered[k] + LEAST_UNOFFERED, <int> MOST_UNOFFERED >> k)
+        p.last_unoffered[k] = min(2 * p.last_unoffered[k] + LEAST_UNOFFERED, <int> MOST_UNOFFERED)
         p.nunoffered[k] = p.last_unoffered[k]
 
 

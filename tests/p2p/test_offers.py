@@ -273,6 +273,43 @@ def test_ranks_may_both_send_first_what_fits_into_a_ring(world_of, memory, setti
     world_of(2, **settings)(both_send_first, memory)
 
 
+def count_in_place(comm, number):
+    x, counts = np.zeros(1 << 20, "u1"), []
+    for _ in range(number):
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            comm.recv(x, 0)
+        counts.append(in_place(comm))
+    comm.barrier()
+    return counts
+
+
+def test_both_ways_are_tried_before_one_is_chosen(world_of):
+    """The ring has no room for these messages, so none is late."""
+    skip_unless_allowed(world_of)
+    counts = world_of(2, SHMRING_MESSAGE_RING=TINY)(count_in_place, 40)[1]
+    assert counts[:12] == [1, 2, 3, 4, *[4] * 7, 5]
+    assert counts[-1] >= 5 + 3
+
+
+def be_late_once(comm):
+    x = np.zeros(100_000)
+    for turn in range(8):
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            if turn == 0:
+                time.sleep(LATE_S)
+            comm.recv(x, 0)
+    comm.barrier()
+    return in_place(comm)
+
+
+def test_a_receiver_that_is_late_gets_the_next_messages_through_the_ring(world_of):
+    assert world_of(2)(be_late_once)[1] == 0
+
+
 def change_at_once(comm, memory):
     """A message belongs to its sender again as soon as the send returns, also if it is received later."""
     x = new_array(comm, memory)
