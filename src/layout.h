@@ -32,7 +32,7 @@
                         | message rings to rank 1 ...                  |  the receiver's `p2p_senders`
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687339u       /* "9shmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687361u       /* "ashmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x32756575716d6873u /* "shmqueu2": a ring in memory of its own */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u

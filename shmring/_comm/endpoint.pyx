@@ -234,8 +234,7 @@ cdef class Endpoint(FusedCollectives):
         if self.matching.nsends > 0:
             if self.is_enlisted:
                 self.acquire_stepper()
-            with nogil:
-                stage_offers(&self.matching)
+            stage_offers(&self.matching)   # with the GIL: no other thread may begin a message meanwhile
             if self.is_enlisted:
                 sr_flag_set(&self.matching.stepper, 0)
 

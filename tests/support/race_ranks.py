@@ -183,6 +183,27 @@ def messages(comm):
     comm.barrier()
 
 
+def messages_in_place(comm):
+    """Offers of private and of shared arrays, which are written again as soon as a send has returned; and
+    blocks that come and go meanwhile."""
+    messages(comm)
+    n, rank = comm.size, comm.rank
+    for count in (30, 5000):
+        x, y = comm.empty(count, "f4"), comm.empty(count, "f4")
+        for turn in range(10):
+            x.fill(rank + turn)
+            comm.sendrecv(x, (rank + 1) % n, y, (rank - 1) % n)
+            assert (y == (rank - 1) % n + turn).all()
+        transfers = [comm.isend(x, peer, tag=7) for peer in range(n) if peer != rank]
+        comm.empty(1, "f4")
+        for _ in range(n - 1):
+            comm.recv(y, tag=7)
+        for transfer in transfers:
+            transfer.wait()
+        x.fill(-1)
+    comm.barrier()
+
+
 def locks(comm):
     table = comm.shared(2, "i8", locks=2)
     for turn in range(200):
@@ -221,6 +242,7 @@ WORK = {
     "issue": (3, issue, TINY),
     "swapped buffers": (2, swapped_buffers, {**TINY, "SHMRING_PATH": "far"}),
     "messages": (3, messages, TINY),
+    "messages in place": (3, messages_in_place, {**TINY, "SHMRING_SINGLE_COPY": "64"}),
     "locks": (3, locks, TINY),
     "groups": (4, groups, TINY),
     "part ways": (3, part_ways, TINY),
