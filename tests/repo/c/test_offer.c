@@ -6,7 +6,7 @@
 
 #include "check.h"
 
-enum { MESSAGES = 2000, RING_NBYTES = 4096, MESSAGE_NBYTES = 1000, PIECE_NBYTES = 200 };
+enum { MESSAGES = 2000, RING_NBYTES = 16384, MESSAGE_NBYTES = 1000, PIECE_NBYTES = 200 };
 #define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */
 
 struct room {
@@ -165,7 +165,7 @@ static void put_and_get(struct check_rank *me)
                 CHECK(data[i] == byte_of(number, i));
         else
             CHECK(is_taken_back(number));
-        if (me->rank == 1)
+        if (me->rank == 1 && number % 8 == 7) /* seldom: it wakes the producer, as an answer has to do */
             sr_ring_publish_taken(&end);
     }
 }
