@@ -15,7 +15,7 @@ from peers_report import FIGURES, INPUTS, SIZES, peers_report
 from bench import regress
 from bench.common import calls, plot, tables
 from bench.common.arguments import comma_separated, parse_size
-from bench.peers import install_peers, peers, probe, targets
+from bench.peers import install_peers, matrix, peers, probe, targets
 from bench.peers.interleave import Sample
 from shmring._config import settings
 
@@ -92,6 +92,26 @@ def test_ratio_to_the_copy_has_an_upper_limit(us, verdict):
     ratio = ratio_of(samples, "zero-copy", "copy", 65536)
     assert (ratio.rival_name, ratio.verdict) == ("copy", verdict)
     assert ratio.value == pytest.approx(us)
+
+
+def test_the_matrix_marks_the_cells_that_are_lost():
+    of_call = [
+        *seven_rounds("mpich", "blocking", 1.0),
+        *seven_rounds("openmpi", "blocking", 3.0),
+        *seven_rounds("shmring", "private", 2.0),
+        *seven_rounds("shmring", "zero-copy", 0.5),
+        *seven_rounds("shmring", "plan", 9.0),
+        *seven_rounds("intel", "blocking", 7.0, nbytes=1 << 20),
+        *seven_rounds("shmring", "private", 7.1, nbytes=1 << 20),
+    ]
+    found = matrix.matrix({"ping_pong": of_call})
+    lines = [line.split() for line in matrix.table(found, 0.97).splitlines()]
+    assert lines[1:] == [["ping_pong", "reused", "private", "0.50*", "0.99"],
+                         ["ping_pong", "reused", "zero-copy", "2.00", "-"]]  # fmt: skip
+    assert matrix.lost(found, 0.97) == [
+        "0.50  ping_pong 8 B, private, reused: 2.00 us, mpich 1.00 (7 rounds)"
+    ]
+    assert len(matrix.lost(found, 1)) == 2
 
 
 def test_few_rounds_decide_nothing():
