@@ -36,6 +36,7 @@ cdef enum:
     ITEM_SHIFT = 9           # ... their size
     SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
     OUT_OF_RANGE = -3        # neither a rank nor a tag
+    SMALL_OBJECT_NBYTES = 1024   # of a pickle that is received at once
 
 cdef object PROGRAM = 0   # the object that is the default of context, so comparing identities is enough
 cdef int64_t MOST_TAG = (<int64_t> 1 << 31) - 1
@@ -611,14 +612,20 @@ cdef class Messages(Endpoint):
         """
         cdef Message message
         cdef Operand operand
+        cdef char[SMALL_OBJECT_NBYTES] room
         operand.held = False
+        frame = None
         self.begin_messaging()
         try:
             self.set_pattern(&message, source, tag, context)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
+            # A small pickle comes at once. For others this is a probe, which gives their length.
+            message.is_probe, message.probes_others = False, True
+            message.kind, message.data, message.nbytes = PICKLE, <unsigned char *> room, sizeof(room)
             self.post_and_wait(&message, timeout_ns)
-            frame = self.describe_object(&message, &operand, &message)
-            self.post_and_wait(&message, timeout_ns)
+            if message.is_probe:
+                frame = self.describe_object(&message, &operand, &message)
+                self.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
             self.end_messaging()
@@ -661,8 +668,11 @@ cdef class Messages(Endpoint):
         message.nbytes = PyBytes_GET_SIZE(frame)
         return 0
 
+    # frame: None for one that is at message.data.
     cdef object unpack_received(self, object frame, Message *message, bint with_status):
         try:
+            if frame is None:
+                frame = PyBytes_FromStringAndSize(<char *> message.data, message.came_nbytes)
             item = unpack(frame)
             return (item, status_of(message)) if with_status else item
         except BaseException as error:

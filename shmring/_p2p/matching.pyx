@@ -36,7 +36,7 @@ from .._transport.channel cimport (
 from .messages cimport (
     ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER,
     OFFERED, OTHER_ITEMS, TOO_LONG, TO_BE_OFFERED, UNMATCHED, Failure, Matching, Message, Peer, UnexpectedMessage, Wait,
-    frame_tag,
+    frame_tag, is_probe_for,
 )
 from .offers cimport begin_copy, note_ring_speed, push_offer, step_offer
 
@@ -233,6 +233,7 @@ cdef Message *take_receiver(Matching *m, int source, uint32_t tag, uint64_t kind
                 return NULL
             unlink_receive(m, at)
             set_envelope(at, source, tag, kind, nbytes)
+            at.is_probe = is_probe_for(at, kind, nbytes)
             if not at.is_probe:
                 return at
             complete(m, at)
@@ -328,7 +329,8 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
                 and matches(message, unexpected.source, unexpected.tag)):
             if message.takes:
                 take_unexpected(m, message, unexpected)
-            elif message.is_probe:
+            elif is_probe_for(message, unexpected.kind, unexpected.nbytes):
+                message.is_probe = True
                 set_envelope_of(message, unexpected)
                 complete(m, message)
             else:

@@ -53,6 +53,7 @@ cdef struct Message:
     Message *next
     void *owner              # notified when complete; the message is then in matching.completed
     bint is_send, is_probe
+    bint probes_others       # a receive that becomes a probe if the matching message has no room, or other items
     bint wants_receipt       # a send that is complete once the receiver has matched it with a receive
     uint32_t receipt         # ... and the number of its receipt, if it is not to the own rank; else 0
     int peer                 # destination; source, or ANY
@@ -177,6 +178,11 @@ cdef struct Wait:
     uint64_t poll_ns          # time of the next poll of peers and the deadline
     uint64_t signal_ns
     int culprit               # rank whose end or lateness ends the wait
+
+
+# True if the message at hand matches a receive that then leaves the message where it is.
+cdef inline bint is_probe_for(const Message *receive, uint64_t kind, size_t nbytes) noexcept nogil:
+    return receive.is_probe or (receive.probes_others and (kind != receive.kind or nbytes > receive.nbytes))
 
 
 cdef inline uint32_t frame_tag(const Message *message) noexcept nogil:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from shmring import ANY_SOURCE, ANY_TAG
+from shmring import ANY_SOURCE, ANY_TAG, Mismatch
 
 RECORD = np.dtype([("id", "<i4"), ("at", "<f8", (2,)), ("name", "S3")])
 TINY = 512
@@ -327,6 +327,43 @@ def gather_objects(comm, root):
     comm.send_object([1, None], root)
     assert comm.recv_object(root) == [1, None]
     return sorted(found)
+
+
+def objects_of_all_lengths(comm):
+    """Pickles around the length up to which an object comes at once: those of odd numbers are there before
+    the receive, the others after it."""
+    lengths = [0, 1, *range(980, 1040), 5000, 300_000]
+    for nbytes in lengths:
+        item = nbytes, bytes(range(256)) * (nbytes // 256) + b"x" * (nbytes % 256)
+        if comm.rank == 0:
+            if nbytes % 2:
+                comm.send_object(item, 1, tag=7)
+                comm.send(b"", 1, tag=9)
+            else:
+                time.sleep(0.001)
+                comm.send_object(item, 1, tag=7)
+        else:
+            if nbytes % 2:
+                comm.recv(bytearray(), 0, tag=9)  # the object before it is now in private memory
+            found, status = comm.recv_object(0, 7, with_status=True)
+            assert found == item
+            assert (status.source, status.tag) == (0, 7)
+            assert status.nbytes > nbytes
+    if comm.rank == 0:
+        comm.send(np.arange(3), 1, tag=7)
+        comm.send_object("behind it", 1, tag=8)
+    else:
+        assert comm.recv_object(0, 8) == "behind it"
+        with pytest.raises(Mismatch, match="stays for recv"):
+            comm.recv_object(0, 7)
+        assert comm.recv(np.zeros(3, int), 0, 7).count == 3
+    comm.send_object((1, 2), comm.rank)
+    assert comm.recv_object(comm.rank) == (1, 2)
+
+
+@pytest.mark.parametrize("ring", [TINY, 1 << 20])
+def test_objects_of_all_lengths(world_of, ring):
+    world_of(2, SHMRING_MESSAGE_RING=ring)(objects_of_all_lengths)
 
 
 def test_objects(world_of):
