@@ -1,47 +1,117 @@
-"""Collectives inside `jax.jit` on the CPU: `all_reduce(tree, comm)` within a computation that XLA compiles.
+"""Collectives inside programs of JAX on the CPU: `all_reduce(tree, comm)` in a function that XLA compiles.
 
-Each collective is an ordered callback (`jax.experimental.io_callback`). XLA may run independent operations
-concurrently and in any order, but all ranks must call collectives in one order; ordered effects keep the
-program's order. JAX copies the arguments before the callback and the results after it; the callback reuses
-its result arrays. An XLA FFI handler would save these copies, but has no such order and needs C++.
+XLA calls shmring directly, through its interface for foreign functions, on the program's own buffers. All
+collectives of a program run in the order in which the function makes them. `jit` compiles a function with
+collectives and keeps JAX's fast dispatch; they work under `jax.jit`, `jax.grad`, `jax.vmap`, `jax.lax.scan`
+and eagerly, too. Where JAX has no such interface, each collective is a callback of Python (`calls_through`).
+
+A tree is a pytree of arrays, with the same structure, shapes and dtypes on all ranks. The dtypes are those of
+`Comm.all_reduce`. One process has one device: a program for several devices is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import numpy as np
 
 import shmring
 
 from .._config.optional_deps import need
+from ._jax.call import Call, group_of
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "calls_through",
+    "jit",
+    "recv",
+    "reduce_scatter",
+    "send",
+]
 
-_Shape = tuple[int, ...]
+
+def jit(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Compile a function that contains collectives, as `jax.jit` does.
+
+    A call returns when its collectives are over. So the communicator may be used right after it, an error
+    of the communicator is raised by the call and in its own class, and Ctrl-C ends the wait. Under plain
+    `jax.jit`, which is allowed, each call takes some 100 us longer, and errors come as
+    `jax.errors.JaxRuntimeError`, with shmring's text, when a result is used.
+
+    Within another transformation of JAX (`jax.grad`, `jax.vmap`, an outer `jit`) it is `jax.jit`.
+
+    Parameters
+    ----------
+    function : callable
+        As for `jax.jit`. Without it, `jit` returns a decorator.
+    **options
+        Keyword arguments of `jax.jit`, such as `donate_argnums` and `static_argnums`.
+
+    Returns
+    -------
+    callable
+        The compiled function.
+
+    Raises
+    ------
+    Error
+        The compiled function raises the errors of the communicators.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> @shmring_jax.jit
+    ... def total(x):
+    ...     return shmring_jax.all_reduce(2 * x, comm)
+    >>> total(np.full(2, 1 + comm.rank, "f4")).tolist()
+    [6.0, 6.0]
+    """
+    if function is None:
+        return functools.partial(jit, **options)
+    return _way().Jit(function, options)
+
+
+def calls_through() -> str:
+    """Return how programs call shmring with this version of JAX.
+
+    Returns
+    -------
+    str
+        "XLA": as custom calls. "callbacks": as host callbacks, because the adapter cannot use this version's
+        interface. They take some 100 us more, copy arguments and results, and are refused by `jax.vmap`.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> shmring_jax.calls_through()
+    'XLA'
+    """
+    return "XLA" if _way().__name__.endswith("xla") else "callbacks"
 
 
 def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> Any:
     """Combine every leaf elementwise over all ranks; return leaves of the same shapes and dtypes.
 
-    Works traced and eagerly. The gradient is that of the sum of the ranks' losses: for a sum the sum of all
-    cotangents, for an average their average; other ops have none (TypeError). The result, and errors of the
-    communicator, arrive after the call returns: call `jax.block_until_ready` on the result before the
-    communicator is used elsewhere or closed. jax refuses ordered callbacks under `vmap` and `checkpoint`.
+    The gradient is that of the sum of the ranks' losses: for a sum the sum of all cotangents, for an
+    average their average. Other ops have none (TypeError). In a compiled program, a leaf that the program
+    has computed, or that the caller has donated, is reduced in place.
 
     Parameters
     ----------
     tree : pytree of arrays
-        With the same structure on all ranks. Small leaves are reduced together (tensor fusion, as in
-        `Comm.all_reduce_many`).
+        Small leaves are reduced together (tensor fusion, as in `Comm.all_reduce_many`).
     comm : Comm
-        The communicator.
+        The communicator. Compiled programs do not keep it alive.
     op : str or Op
-        As in `Comm.all_reduce`, as are the dtypes, with bfloat16 and float8.
+        As in `Comm.all_reduce`.
 
     Returns
     -------
@@ -50,20 +120,22 @@ def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> A
 
     Raises
     ------
-    Exception
-        jax errors with shmring's text.
+    TypeError, ValueError
+        For a wrong argument, when JAX traces the function.
+    Error
+        As `Comm.all_reduce`, in eager calls and from functions of `jit`. From functions of `jax.jit`, a
+        `jax.errors.JaxRuntimeError` with its text.
 
     Examples
     --------
-    >>> from shmring.adapters import jax as shmring_jax
     >>> import jax
-    >>> total = jax.jit(lambda x: shmring_jax.all_reduce(x, comm))(np.ones(2, "f4"))
-    >>> jax.block_until_ready(total).tolist()
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> shmring_jax.all_reduce({"w": np.ones(2, "f4")}, comm)["w"].tolist()
     [2.0, 2.0]
     """
     with _refusing(comm, "all_reduce"):
         op = shmring.Op(op)
-    return _run(comm, "all_reduce", tree, lambda shape: shape, op)
+    return _run(comm, "all_reduce", tree, op.value)
 
 
 def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
@@ -83,20 +155,19 @@ def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
 
     Raises
     ------
-    Exception
+    TypeError, ValueError, Error
         As `all_reduce`.
 
     Examples
     --------
-    >>> from shmring.adapters import jax as shmring_jax
     >>> import jax
-    >>> jax.block_until_ready(shmring_jax.broadcast(np.full(2, comm.rank), comm, root=1)).tolist()
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> shmring_jax.broadcast(np.full(2, comm.rank, "i4"), comm, root=1).tolist()
     [1, 1]
     """
     with _refusing(comm, "broadcast"):
-        if not 0 <= root < comm.size:
-            raise ValueError(f"root is {root}; there are ranks 0 to {comm.size - 1}")
-    return _run(comm, "broadcast", tree, lambda shape: shape, int(root))
+        _check_rank(comm, "root", root)
+    return _run(comm, "broadcast", tree, int(root))
 
 
 def all_gather(tree: Any, comm: shmring.Comm) -> Any:
@@ -114,17 +185,17 @@ def all_gather(tree: Any, comm: shmring.Comm) -> Any:
 
     Raises
     ------
-    Exception
+    TypeError, ValueError, Error
         As `all_reduce`.
 
     Examples
     --------
-    >>> from shmring.adapters import jax as shmring_jax
     >>> import jax
-    >>> jax.block_until_ready(shmring_jax.all_gather(np.full(2, comm.rank), comm)).tolist()
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> shmring_jax.all_gather(np.full(2, comm.rank, "i4"), comm).tolist()
     [[0, 0], [1, 1]]
     """
-    return _run(comm, "all_gather", tree, lambda shape: (comm.size, *shape))
+    return _run(comm, "all_gather", tree)
 
 
 def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> Any:
@@ -144,62 +215,183 @@ def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") 
 
     Raises
     ------
-    Exception
+    TypeError, ValueError, Error
         As `all_reduce`.
 
     Examples
     --------
-    >>> from shmring.adapters import jax as shmring_jax
     >>> import jax
-    >>> jax.block_until_ready(shmring_jax.reduce_scatter(np.arange(4), comm)).tolist()  # rank 1 gets [4, 6]
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> shmring_jax.reduce_scatter(np.arange(4, dtype="i4"), comm).tolist()  # rank 1 gets [4, 6]
     [0, 2]
     """
-
-    def part(shape: _Shape) -> _Shape:
-        if not shape or shape[0] % comm.size:
-            raise ValueError(f"a leaf of shape {shape} has no dimension 0 that {comm.size} ranks can share")
-        return shape[1:] if shape[0] == comm.size else (shape[0] // comm.size, *shape[1:])
-
     with _refusing(comm, "reduce_scatter"):
         op = shmring.Op(op)
-    return _run(comm, "reduce_scatter", tree, part, op)
+    return _run(comm, "reduce_scatter", tree, op.value)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A collective that XLA calls back with leaves. Equal _Calls are compiled once."""
+def all_to_all(tree: Any, comm: shmring.Comm) -> Any:
+    """Send part i of each leaf to rank i, and return the parts that this rank gets.
 
-    comm: shmring.Comm
-    kind: str
-    how: tuple[Any, ...]  # op or root
-    shapes: tuple[_Shape, ...]  # shapes of the leaves
-    results: tuple[Any, ...]  # jax.ShapeDtypeStructs
+    The gradient is `all_to_all`.
 
-    @functools.cached_property
-    def outs(self) -> list[np.ndarray[Any, Any]]:
-        """Return the result arrays, which can be reused: XLA copies them before the next call."""
-        return [np.empty(result.shape, result.dtype) for result in self.results]
+    Parameters
+    ----------
+    tree : pytree of arrays
+        Of shape (size, *s), or of size · k rows, whose parts are k rows.
+    comm
+        As in `all_reduce`.
 
-    def __call__(self, *leaves: Any) -> Sequence[np.ndarray[Any, Any]]:
-        arrays = [np.asarray(leaf) for leaf in leaves]
-        if self.kind == "all_reduce":
-            self.comm.all_reduce_many(arrays, *self.how, out=self.outs)
-        else:
-            for array, out in zip(arrays, self.outs, strict=True):
-                getattr(self.comm, self.kind)(array, *self.how, out=out)
-        return self.outs
+    Returns
+    -------
+    pytree of arrays
+        Of the same shapes.
+
+    Raises
+    ------
+    TypeError, ValueError, Error
+        As `all_reduce`.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> x = 10 * comm.rank + np.arange(2, dtype="i4")
+    >>> shmring_jax.all_to_all(x, comm).tolist()  # rank 1 gets [1, 11]
+    [0, 10]
+    """
+    return _run(comm, "all_to_all", tree)
 
 
-def _run(comm: shmring.Comm, kind: str, tree: Any, shape_of: Callable[[_Shape], _Shape], *how: Any) -> Any:
+def send(tree: Any, comm: shmring.Comm, dest: int, tag: int = 0) -> None:
+    """Send each leaf to rank `dest`, which calls `recv`. It has no gradient (TypeError).
+
+    Parameters
+    ----------
+    tree, comm
+        As in `all_reduce`.
+    dest : int
+        The rank that receives.
+    tag : int
+        As in `Comm.send`.
+
+    Raises
+    ------
+    TypeError, ValueError, Error
+        As `all_reduce`.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> x = np.arange(2, dtype="i4")
+    >>> if comm.rank == 0:
+    ...     shmring_jax.send(x, comm, dest=1)
+    ... else:
+    ...     x = shmring_jax.recv(x, comm, source=0)
+    """
+    _check_rank(comm, "dest", dest)
+    _run(comm, "send", tree, int(dest), int(tag))
+
+
+def recv(like: Any, comm: shmring.Comm, source: int, tag: int = 0) -> Any:
+    """Return leaves that rank `source` has sent. They are constants to gradients.
+
+    Parameters
+    ----------
+    like : pytree of arrays
+        Arrays, or `jax.ShapeDtypeStruct`s, of the shapes and dtypes of the leaves. Their values are not used.
+    comm
+        As in `all_reduce`.
+    source : int
+        The rank that sends.
+    tag : int
+        As in `Comm.recv`.
+
+    Returns
+    -------
+    pytree of arrays
+        New leaves.
+
+    Raises
+    ------
+    TypeError, ValueError, Error
+        As `all_reduce`; ValueError also for a message of another length.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> if comm.rank == 1:
+    ...     comm.send(np.arange(2, dtype="i4"), dest=0)
+    ... else:
+    ...     shmring_jax.recv(np.zeros(2, "i4"), comm, source=1).tolist()
+    [0, 1]
+    """
+    _check_rank(comm, "source", source)
+    jax = need("jax", "jax", __name__)
+    leaves, structure = jax.tree.flatten(like)
+    if not leaves:
+        return like
+    shapes = tuple((tuple(leaf.shape), str(_canonical(jax, leaf.dtype))) for leaf in leaves)
+    call = Call(group_of(comm), "recv", (int(source), int(tag), shapes))
+    return structure.unflatten(_way().collective(call, []))
+
+
+def barrier(comm: shmring.Comm) -> None:
+    """Wait until every rank has come to this point of its program.
+
+    Parameters
+    ----------
+    comm
+        As in `all_reduce`.
+
+    Raises
+    ------
+    Error
+        As `all_reduce`.
+
+    Examples
+    --------
+    >>> import jax
+    >>> from shmring.adapters import jax as shmring_jax
+    >>> shmring_jax.barrier(comm)
+    """
+    _way().collective(Call(group_of(comm), "barrier"), [])
+
+
+def _run(comm: shmring.Comm, kind: str, tree: Any, *how: Any) -> Any:
     jax = need("jax", "jax", __name__)
     found, structure = jax.tree.flatten(tree)
     if not found:
         return tree
+    call = Call(group_of(comm), kind, how)
     with _refusing(comm, kind):
         leaves = [jax.numpy.asarray(leaf) for leaf in found]
-        results = tuple(jax.ShapeDtypeStruct(shape_of(leaf.shape), leaf.dtype) for leaf in leaves)
-    call = _Call(comm, kind, how, tuple(leaf.shape for leaf in leaves), results)
-    return structure.unflatten(_collective()(call, leaves))
+        for leaf in leaves:
+            _check_dtype(leaf.dtype)
+        call.results([(leaf.shape, leaf.dtype) for leaf in leaves])
+    results = _way().collective(call, leaves)
+    return structure.unflatten(results) if results else None
+
+
+def _check_dtype(dtype: Any) -> None:
+    try:
+        shmring.Memory(0, 0, str(dtype))
+    except TypeError as error:
+        raise TypeError(f"a leaf has the dtype {dtype}: {error}") from None
+
+
+def _canonical(jax: Any, dtype: Any) -> Any:
+    """Return the dtype that JAX has in place of this one, such as float32 for float64."""
+    found = jax.dtypes.canonicalize_dtype(dtype)
+    _check_dtype(found)
+    return found
+
+
+def _check_rank(comm: shmring.Comm, name: str, rank: int) -> None:
+    if not 0 <= rank < comm.size:
+        raise ValueError(f"{name} is {rank}; there are ranks 0 to {comm.size - 1}")
 
 
 @contextlib.contextmanager
@@ -208,47 +400,24 @@ def _refusing(comm: shmring.Comm, kind: Any) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError):
-        comm.refuse(kind)
+        if kind != "send":
+            comm.refuse(kind)
         raise
 
 
 @functools.cache
-def _collective() -> Any:
-    """Return the differentiable function (call, leaves) → results."""
-    jax = need("jax", "jax", __name__)
-    from jax.experimental import io_callback
+def _way() -> Any:
+    """Return the module that makes collectives: xla, or callback where JAX lacks what xla needs."""
+    need("jax", "jax", __name__)
+    try:
+        from ._jax import xla
+    except (ImportError, AttributeError, TypeError) as error:  # names of JAX that have no promise to stay
+        warnings.warn(
+            f"programs of this JAX call shmring through callbacks, some 100 us more each: {error}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        from ._jax import callback
 
-    def run(call: _Call, leaves: list[Any]) -> list[Any]:
-        return list(io_callback(call, call.results, *leaves, ordered=True))
-
-    collective = jax.custom_vjp(run, nondiff_argnums=(0,))
-    collective.defvjp(lambda call, leaves: (run(call, leaves), None), _gradient)
-    return collective
-
-
-def _gradient(call: _Call, _: None, cotangents: list[Any]) -> tuple[list[Any]]:
-    """Return the gradient by leaf; None for a leaf of integers."""
-    jax = need("jax", "jax", __name__)
-    real = [number for number, cotangent in enumerate(cotangents) if cotangent.dtype != jax.dtypes.float0]
-    found: list[Any] = [None] * len(cotangents)
-    if real:
-        leaves = _transposed(call, [cotangents[number] for number in real])
-        for number, leaf in zip(real, leaves, strict=True):
-            found[number] = leaf.reshape(call.shapes[number])
-    return (found,)
-
-
-def _transposed(call: _Call, cotangents: list[Any]) -> Any:
-    jax = need("jax", "jax", __name__)
-    comm, how = call.comm, call.how
-    if call.kind == "all_gather":
-        return reduce_scatter(cotangents, comm)
-    if call.kind == "broadcast":
-        sums = all_reduce(cotangents, comm)
-        return sums if comm.rank == how[0] else [jax.numpy.zeros_like(leaf) for leaf in sums]
-    if how[0] not in (shmring.Op.SUM, shmring.Op.AVG):
-        raise TypeError(f"{call.kind} with op={how[0].value!r} has no gradient here; sum and avg have one")
-    if call.kind == "all_reduce":
-        return all_reduce(cotangents, comm, *how)
-    whole = all_gather(cotangents, comm)
-    return [leaf / comm.size for leaf in whole] if how[0] is shmring.Op.AVG else whole
+        return callback
+    return xla

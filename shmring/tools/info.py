@@ -57,6 +57,7 @@ FACTS: dict[str, Callable[[Path], Fact]] = {
     "job": lambda _: software.job(),
     "threads": lambda _: software.threads(),
     "gloo": lambda _: software.gloo(),
+    "jax": lambda _: software.jax(),
     "libraries": lambda _: software.libraries(),
 }
 MEASURED = ("between_ranks", "copy_limit")
@@ -273,6 +274,13 @@ def _gloo(fact: Fact) -> str:
     return f"{'replaced by shmring' if fact['replaced'] else 'not replaced'}: {fact['why']}"
 
 
+def _jax(fact: Fact) -> str:
+    if fact["version"] is None:
+        return "not installed"
+    through = {"XLA": "as custom calls of XLA", "callbacks": "through callbacks, some 100 us more each"}
+    return f"{fact['version']}: programs call shmring {through[fact['calls_through']]}"
+
+
 def _names_and_versions(fact: Fact) -> str:
     return ", ".join(f"{name} {version}" for name, version in fact.items() if version) or "none"
 
@@ -304,6 +312,7 @@ _SECTIONS: dict[str, list[tuple[str, str, Callable[[Fact], str]]]] = {
         ("tuning table", "tuning", _tuning),
         ("threads", "threads", _threads),
         ("torch's gloo", "gloo", _gloo),
+        ("JAX", "jax", _jax),
         ("started by", "job", _job),
     ],
     "Installed": [

@@ -31,31 +31,46 @@ def bits(array):
     return np.asarray(array).tobytes()
 
 
+def by(way):
+    """Let this rank's adapter make its calls as it does ("XLA"), or as with old versions ("callbacks")."""
+    from shmring.adapters._jax import callback, xla
+
+    adapter._way = {"XLA": lambda: xla, "callbacks": lambda: callback}[way]
+    assert adapter.calls_through() == way
+
+
+WAYS = pytest.mark.parametrize("way", ["XLA", "callbacks"])
+
+
 # --- the results ---
 
 
-def reduce_every_dtype(comm, op):
+def reduce_every_dtype(comm, op, way):
     import jax
 
+    by(way)
     dtypes = [name for name in DTYPES if op != "avg" or name not in ("int32", "bool")]
     tree = {name: items_of(comm.rank, name) for name in dtypes}
     there = jax.jit(lambda tree: adapter.all_reduce(tree, comm, op))(tree)
     here = adapter.all_reduce(tree, comm, op)
+    one = {name: adapter.jit(lambda x: adapter.all_reduce(x, comm, op))(tree[name]) for name in dtypes}
     for name, array in tree.items():
         comm.all_reduce(array, op)
         assert (there[name].dtype, there[name].shape) == (array.dtype, array.shape)
-        assert bits(there[name]) == bits(here[name]) == bits(array), name
+        assert bits(there[name]) == bits(here[name]) == bits(one[name]) == bits(array), name
 
 
+@WAYS
 @pytest.mark.parametrize("op", ["sum", "avg"])
-def test_all_reduce_has_the_bits_of_the_communicators(world_of, op):
-    world_of(N, timeout_s=SLOW_S)(reduce_every_dtype, op)
+def test_all_reduce_has_the_bits_of_the_communicators(world_of, op, way):
+    world_of(N, timeout_s=SLOW_S)(reduce_every_dtype, op, way)
 
 
-def reduce_odd_trees(comm):
+def reduce_odd_trees(comm, way):
     import jax
     import jax.numpy as jnp
 
+    by(way)
     tree = [jnp.float32(comm.rank), (np.ones((0, 3), "f4"), {"a": 2}), np.full(70_001, comm.rank + 1, "f4")]
     number, (empty, two), large = jax.jit(lambda tree: adapter.all_reduce(tree, comm, "max"))(tree)
     assert (number.shape, empty.shape) == ((), (0, 3))
@@ -64,14 +79,16 @@ def reduce_odd_trees(comm):
     assert adapter.all_reduce({}, comm) == {}
 
 
+@WAYS
 @pytest.mark.parametrize("size", [1, 2])
-def test_all_reduce_takes_any_tree(world_of, size):
-    world_of(size, timeout_s=SLOW_S)(reduce_odd_trees)
+def test_all_reduce_takes_any_tree(world_of, size, way):
+    world_of(size, timeout_s=SLOW_S)(reduce_odd_trees, way)
 
 
-def move_and_scatter(comm):
+def move_and_scatter(comm, way):
     import jax
 
+    by(way)
     x = items_of(comm.rank, "float32", (comm.size, 2))
     every = np.stack([items_of(rank, "float32", x.shape) for rank in range(comm.size)])
 
@@ -93,14 +110,17 @@ def move_and_scatter(comm):
     assert bits(rows) == bits(np.repeat(every, 2, axis=1).max(0)[mine])
 
 
-def test_broadcast_all_gather_and_reduce_scatter(world_of):
-    world_of(N, timeout_s=SLOW_S)(move_and_scatter)
+@WAYS
+def test_broadcast_all_gather_and_reduce_scatter(world_of, way):
+    world_of(N, timeout_s=SLOW_S)(move_and_scatter, way)
 
 
-def keep_the_order(comm):
+def keep_the_order(comm, way):
     """Independent collectives, in a loop too."""
     import jax
     import jax.numpy as jnp
+
+    by(way)
 
     @jax.jit
     def many(x):
@@ -119,14 +139,17 @@ def keep_the_order(comm):
         assert (sums == comm.size * np.arange(5)).all()
 
 
-def test_collectives_keep_the_programs_order_and_their_results(world_of):
-    world_of(N, timeout_s=SLOW_S)(keep_the_order)
+@WAYS
+def test_collectives_keep_the_programs_order_and_their_results(world_of, way):
+    world_of(N, timeout_s=SLOW_S)(keep_the_order, way)
 
 
-def wait_for_other_work_on_each_rank(comm):
+def wait_for_other_work_on_each_rank(comm, way):
     """Make three calls whose results are ready first on one rank and last on another."""
     import jax
     import jax.numpy as jnp
+
+    by(way)
 
     def late(x, rounds):
         square = jnp.full((200, 200), 1e-3)
@@ -141,18 +164,20 @@ def wait_for_other_work_on_each_rank(comm):
         assert (array >= 1).all()
 
 
-def test_ranks_that_have_other_work_before_keep_the_order(world_of):
-    world_of(N, timeout_s=SLOW_S)(wait_for_other_work_on_each_rank)
+@WAYS
+def test_ranks_that_have_other_work_before_keep_the_order(world_of, way):
+    world_of(N, timeout_s=SLOW_S)(wait_for_other_work_on_each_rank, way)
 
 
 # --- gradients ---
 
 
-def differentiate(comm):
+def differentiate(comm, way):
     """Take gradients; each rank's loss is the product of its own weights and its input, so the weights are
     the cotangents."""
     import jax
 
+    by(way)
     size, rank = comm.size, comm.rank
     rng = np.random.default_rng(5)
 
@@ -178,15 +203,20 @@ def differentiate(comm):
         assert bits(found) == bits(weights.reshape(rows, 4))
         found, weights = gradient(lambda x: adapter.reduce_scatter(x, comm, "avg"), (rows, 4), part)
         assert np.allclose(found, weights.reshape(rows, 4) / size)
+        found, weights = gradient(lambda x: adapter.all_to_all(x, comm), (rows, 4), (rows, 4))
+        assert bits(found) == bits(weights.reshape(size, size, -1, 4)[:, rank].reshape(rows, 4))
 
 
-def test_gradients_are_those_of_the_sum_of_all_losses(world_of):
-    world_of(N, timeout_s=SLOW_S)(differentiate)
+@WAYS
+def test_gradients_are_those_of_the_sum_of_all_losses(world_of, way):
+    world_of(N, timeout_s=SLOW_S)(differentiate, way)
 
 
-def differentiate_beside_whole_numbers(comm):
+def differentiate_beside_whole_numbers(comm, way):
     import jax
     import jax.numpy as jnp
+
+    by(way)
 
     def loss(x):
         found = adapter.all_reduce({"x": x, "count": jnp.int32(2)}, comm)
@@ -197,14 +227,16 @@ def differentiate_beside_whole_numbers(comm):
         jax.grad(lambda x: adapter.all_reduce(x, comm, "max"))(1.0)
 
 
-def test_whole_numbers_and_other_ops_have_no_gradient(world_of):
-    world_of(2, timeout_s=SLOW_S)(differentiate_beside_whole_numbers)
+@WAYS
+def test_whole_numbers_and_other_ops_have_no_gradient(world_of, way):
+    world_of(2, timeout_s=SLOW_S)(differentiate_beside_whole_numbers, way)
 
 
 # --- errors ---
 
 
 def refuse(comm):
+    by("XLA")
     with pytest.raises(ValueError, match="sub"):
         adapter.all_reduce(1.0, comm, "sub")
     with pytest.raises(ValueError, match="there are ranks 0 to 1"):
@@ -217,15 +249,17 @@ def test_wrong_arguments_are_refused_when_traced(world_of):
     world_of(2, timeout_s=SLOW_S)(refuse)
 
 
-def differ(comm):
+def differ(comm, way):
     import jax
 
+    by(way)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
         jax.block_until_ready(jax.jit(lambda x: adapter.all_reduce(x, comm))(np.zeros(comm.rank + 1, "f4")))
 
 
-def test_ranks_that_call_different_things_are_reported(world_of):
-    world_of(2, timeout_s=SLOW_S)(differ)
+@WAYS
+def test_ranks_that_call_different_things_are_reported(world_of, way):
+    world_of(2, timeout_s=SLOW_S)(differ, way)
 
 
 WRONG = {
@@ -237,14 +271,9 @@ WRONG = {
 
 
 def give_wrong_arguments(comm, name):
-    import jax
-
-    if comm.rank:
-        with pytest.raises((TypeError, ValueError)):
-            WRONG[name](comm)
-        return
-    with pytest.raises(jax.errors.JaxRuntimeError, match="Mismatch"):
-        jax.block_until_ready(WRONG[name](comm))
+    by("XLA")
+    with pytest.raises((TypeError, ValueError) if comm.rank else shmring.Mismatch):
+        WRONG[name](comm)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -76,6 +76,7 @@ FACTS = {
     ),
     "threads": exactly(given=TEXTS, free_threaded=TRUTH),
     "gloo": exactly(replaced=TRUTH, why=TEXT),
+    "jax": exactly(version=maybe(TEXT), calls_through=maybe({"enum": ["XLA", "callbacks"]})),
     "libraries": {"type": "object", "additionalProperties": maybe(TEXT)},
 }  # fmt: skip
 REPORT = exactly(**{name: {"anyOf": [fact, exactly(unknown=TEXT)]} for name, fact in FACTS.items()})
@@ -136,5 +137,6 @@ WELL = {
     },
     "threads": {"given": {"OMP_NUM_THREADS": "1"}, "free_threaded": False},
     "gloo": {"replaced": False, "why": "torch is not installed"},
+    "jax": {"version": None, "calls_through": None},
     "libraries": {"torch": None},
 }  # fmt: skip

@@ -130,6 +130,29 @@ def test_gloo_is_replaced_or_the_reason_is_reported(monkeypatch, given, why_not)
     assert (why_not or "SHMRING_REPLACES asks for it") in found["why"]
 
 
+JAX = [
+    (None, (0, "", ""), {"version": None, "calls_through": None}, "not installed"),
+    ("0.10.2", (0, "XLA\n", ""), {"version": "0.10.2", "calls_through": "XLA"}, "as custom calls of XLA"),
+    ("0.4", (0, "callbacks\n", ""), {"version": "0.4", "calls_through": "callbacks"}, "through callbacks"),
+    ("9", (1, "", "Traceback\nImportError: no jaxlib\n"), "ImportError: no jaxlib", None),
+]
+
+
+@pytest.mark.parametrize(("version", "result", "expected", "text"), JAX)
+def test_how_programs_of_jax_call(monkeypatch, version, result, expected, text):
+    monkeypatch.setattr(software, "libraries", lambda: {"jax": version})
+    monkeypatch.setattr(
+        software.subprocess, "run", lambda *given, **_: subprocess.CompletedProcess(given, *result)
+    )
+    if text is None:
+        with pytest.raises(OSError, match=expected):
+            software.jax()
+    else:
+        fact = software.jax()
+        assert fact == expected
+        assert text in info._jax(fact)
+
+
 # ---- other machines ---------------------------------------------------------------------------------------
 
 

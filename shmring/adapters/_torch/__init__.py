@@ -7,7 +7,7 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                     replacement        |
                            \           |
              compressed -> buckets -> group: ProcessGroup
-                                        |-- all_reduce  of one dense tensor, in C
+                                        |-- _compiled   all_reduce of one dense tensor, in C
                                         |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
                                         |-- reconfiguring  other members, from torch 2.14 on

@@ -25,7 +25,7 @@ from torch.autograd import profiler
 
 import shmring
 
-from . import all_reduce
+from .. import _compiled
 from .monitored import monitored_barrier
 from .overloads import FORMS
 from .reconfiguring import NoMembers, Reconfigurable, new_handle
@@ -67,7 +67,7 @@ _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
         ("bxor", torch.bitwise_xor),
     )
 }
-all_reduce.prepare(c10d.AllreduceOptions, vars(profiler), _OPS, memory_of)
+_compiled.prepare_torch(c10d.AllreduceOptions, vars(profiler), _OPS, memory_of)
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()
@@ -142,7 +142,7 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
 
     # -- reductions --
 
-    allreduce = all_reduce.allreduce
+    allreduce = _compiled.allreduce
 
     def _issue_all_reduce(self, tensors: list[Any], memory: shmring.Memory, op: Any) -> dist.Work:
         with self._calling:

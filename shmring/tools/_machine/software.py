@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +27,7 @@ LIBRARIES = (
     *("cloudpickle", "matplotlib", "rich", "tqdm"),
 )
 _LAUNCHERS = ("shmrun", "torchrun", "mpiexec", "mpirun", "srun", "ray", "dask")
+_JAX_S = 60  # limit of an import
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -118,6 +120,23 @@ def gloo() -> dict[str, Any]:
     if not metadata.entry_points(group="torch.backends", name="shmring"):
         return fact | {"why": "shmring is on the path and not installed, so torch does not find it"}
     return {"replaced": True, "why": "SHMRING_REPLACES asks for it"}
+
+
+def jax() -> dict[str, Any]:
+    """Return the version of JAX, and how its programs call shmring; both None without JAX.
+
+    A process of its own imports JAX, since only JAX knows.
+    """
+    fact: dict[str, Any] = {"version": libraries()["jax"], "calls_through": None}
+    if fact["version"] is None:
+        return fact
+    program = "from shmring.adapters import jax; print(jax.calls_through())"
+    quiet = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=_JAX_S, check=False)
+    if found.returncode != 0:
+        raise OSError(f"JAX cannot be imported: {found.stderr.strip().rpartition(chr(10))[2]}")
+    return fact | {"calls_through": found.stdout.strip()}
 
 
 def threads() -> dict[str, Any]:

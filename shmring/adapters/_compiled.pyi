@@ -1,0 +1,42 @@
+"""Types of the functions of adapters that a framework calls often: for torch, and for XLA."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import shmring
+
+def prepare_torch(options: Any, profiler: dict[str, Any], ops: tuple[Any, ...], memory: Any) -> None:
+    """Set torch's class of options, its profiler's globals, the names of its ops, and `Memory.of`."""
+
+def allreduce(
+    self: Any,
+    tensors: Any = None,
+    opts: Any = None,
+    timeout: Any = None,
+    *,
+    tensor: Any = None,
+    op: Any = None,
+) -> Any:
+    """Reduce tensors over all ranks. Return None if the call is complete, else its Work."""
+
+class XlaCall:
+    """A call in a compiled program: run(comm, arrays, outs) makes it; comm() is the communicator, None if it
+    is gone.
+    """
+
+    def __init__(
+        self,
+        comm: Callable[[], shmring.Comm | None],
+        run: Callable[[shmring.Comm, list[shmring.Memory], list[shmring.Memory]], None],
+        op: str | None = None,
+    ) -> None: ...
+
+def prepare_xla(calls: dict[bytes, XlaCall | None], note_error: Callable[[BaseException], str]) -> Any:
+    """Set the calls by their text, and the function that keeps an exception; return the handler."""
+
+def release_at_end(lock: threading.Lock) -> None:
+    """Release the lock when the next region ends on a thread of XLA, or a call in it fails."""
+
+def take_end() -> bool:
+    """Return whether a region has ended on this thread since the last call of this function."""

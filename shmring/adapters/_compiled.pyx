@@ -1,0 +1,218 @@
+# The functions of adapters that a framework calls so often that Python would take longer than a tiny collective does.
+# No framework is imported here: the `prepare_` functions are given what is needed of it.
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pycapsule cimport PyCapsule_New
+from libc.stdint cimport int64_t, uintptr_t
+
+from shmring import Closed, Memory
+
+# ---- torch ---------------------------------------------------------------------------------------------------
+
+# The all_reduce of one dense tensor, as a method of the process group: nearly all calls of DDP and of tensor-parallel
+# inference.
+
+cdef object memory_of = None
+cdef object options_class = None   # torch's AllreduceOptions ...
+cdef object read_op = None, read_async = None   # ... and functions that read its fields
+cdef dict profiler_state = None
+cdef tuple op_names = ()   # by ReduceOp's hash, which is its number
+cdef enum:
+    AVG = 1
+
+
+def prepare_torch(options, dict profiler, tuple ops, memory):
+    """Set torch's class of options, its profiler's globals, the names of its ops, and `Memory.of`."""
+    global memory_of, options_class, read_op, read_async, profiler_state, op_names
+    memory_of, options_class, profiler_state, op_names = memory, options, profiler, ops
+    read_op, read_async = options.reduceOp.fget, options.asyncOp.fget
+
+
+def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=None):
+    """Reduce tensors over all ranks. Return None if the call is complete, else its Work."""
+    cdef Py_ssize_t number
+    if (type(opts) is options_class and type(tensors) is list and len(<list> tensors) == 1 and timeout is None
+            and tensor is None and op is None and not profiler_state["_is_profiler_enabled"]):
+        number = hash(read_op(opts))
+        if number < len(op_names) and (number != AVG or (<list> tensors)[0].dtype.is_floating_point):
+            memory = memory_of((<list> tensors)[0])
+            if memory is not None:
+                name = op_names[number]
+                if read_async(opts):
+                    return self._issue_all_reduce(tensors, memory, name)
+                calling = self._calling
+                calling.acquire()   # a with statement takes longer
+                try:
+                    self.comm.all_reduce(memory, name)
+                finally:
+                    calling.release()
+                return None
+    return self._reduce_any_for_all(tensors, opts, timeout, tensor, op)
+
+
+# ---- XLA -----------------------------------------------------------------------------------------------------
+
+# The handler of the custom calls in a program of JAX. XLA calls it without the GIL, on any of its threads, in the order
+# that the program's tokens give. `_jax/xla.py` makes the programs.
+
+cdef extern from "xla_ffi.h" nogil:
+    enum:
+        SR_XLA_EXECUTE, SR_XLA_TOKEN
+    struct sr_xla_buffer:
+        int dtype
+        void *data
+    struct sr_xla_buffers:
+        int64_t count
+        sr_xla_buffer **buffers
+    struct sr_xla_string:
+        const char *text
+        size_t nbytes
+    struct sr_xla_attributes:
+        sr_xla_string **values
+    struct sr_xla_frame:
+        int stage
+        sr_xla_buffers arguments, results
+        sr_xla_attributes attributes
+    bint sr_xla_answer_version(sr_xla_frame *)
+    const char *sr_xla_problem(const sr_xla_frame *)
+    bint sr_xla_is_end(const sr_xla_frame *)
+    void sr_xla_note_end()
+    bint sr_xla_take_end()
+    int64_t sr_xla_item_count(const sr_xla_buffer *)
+    void *sr_xla_new_error(const sr_xla_frame *, const char *message)
+
+
+cdef extern from "Python.h" nogil:
+    void *PyGILState_GetThisThreadState()
+
+
+cdef dict xla_calls = {}            # by the text in the custom call: XlaCall, or None for the end of a region
+cdef object note_xla_error = None   # given an exception, returns the message for XLA
+cdef list ends = []                 # locks of threads that wait for the end of a region
+# shmring's dtypes by XLA's number of a dtype; None: no dtype of shmring.
+cdef tuple XLA_DTYPES = (
+    None, "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+    "float64", None, None, "complex64", "bfloat16", None, "complex128", "float8_e5m2", "float8_e4m3fn")
+
+
+cdef class XlaCall:
+    """A call in a compiled program: run(comm, arrays, outs) makes it; comm() is the communicator, None if it is gone.
+
+    If op is given, the call is `comm.all_reduce(array, op)`, and several arrays are left to `run`.
+    """
+
+    cdef object comm, run, op
+    cdef object x, out          # Memory of the last call's buffers, which often are at the same addresses again
+    cdef void *x_data
+    cdef void *out_data
+    cdef int64_t count
+
+    def __init__(self, comm, run, op=None):
+        self.comm, self.run, self.op = comm, run, op
+
+
+def prepare_xla(dict calls, note_error):
+    """Set the calls by their text, and the function that keeps an exception; return the handler."""
+    global xla_calls, note_xla_error
+    xla_calls, note_xla_error = calls, note_error
+    return PyCapsule_New(<void *> handle_xla_call, NULL, NULL)
+
+
+def release_at_end(lock):
+    """Release the lock when the next region ends on a thread of XLA, or a call in it fails."""
+    ends.append(lock)
+
+
+def take_end():
+    """Return whether a region has ended on this thread since the last call of this function."""
+    return sr_xla_take_end()
+
+
+cdef void *handle_xla_call(sr_xla_frame *frame) noexcept nogil:
+    cdef const char *problem
+    if sr_xla_answer_version(frame) or frame.stage != SR_XLA_EXECUTE:
+        return NULL
+    problem = sr_xla_problem(frame)
+    if problem != NULL:
+        return sr_xla_new_error(frame, problem)
+    if sr_xla_is_end(frame) and PyGILState_GetThisThreadState() != NULL:   # this thread has called the program
+        sr_xla_note_end()
+        return NULL
+    with gil:
+        return run_xla_call(frame)
+
+
+cdef void *run_xla_call(sr_xla_frame *frame) noexcept:
+    cdef sr_xla_string *text = frame.attributes.values[0]
+    message = None
+    try:
+        call = xla_calls.get(PyBytes_FromStringAndSize(text.text, text.nbytes), False)
+        if call is False:
+            raise LookupError(
+                f"a compiled program calls {text.text[:text.nbytes].decode()!r}, which no program that was traced in "
+                "this process has: a compiled program with collectives cannot be taken to another process")
+        make_call(call, &frame.arguments, &frame.results)
+    except BaseException as error:
+        message = message_of(error)
+        release_waiting()
+    return NULL if message is None else sr_xla_new_error(frame, message)
+
+
+cdef int make_call(XlaCall call, const sr_xla_buffers *arguments, const sr_xla_buffers *results) except -1:
+    cdef const sr_xla_buffer *x
+    cdef const sr_xla_buffer *out
+    cdef int64_t count
+    if call is None:
+        release_waiting()
+        return 0
+    comm = call.comm()
+    if comm is None:
+        raise Closed("the communicator of this compiled program does not exist any more")
+    if call.op is None or arguments.count != 2:   # the first one is the token
+        call.run(comm, memories_of(arguments), memories_of(results))
+        return 0
+    x, out = arguments.buffers[1], results.buffers[1]
+    count = sr_xla_item_count(x)
+    if call.x is None or call.x_data != x.data or call.count != count:
+        call.x, call.x_data, call.out = memory_of_buffer(x), x.data, None
+    call.count = count
+    if x.data == out.data:
+        comm.all_reduce(call.x, call.op)
+        return 0
+    if call.out is None or call.out_data != out.data:
+        call.out, call.out_data = memory_of_buffer(out), out.data
+    comm.all_reduce(call.x, call.op, out=call.out)
+    return 0
+
+
+cdef object memory_of_buffer(const sr_xla_buffer *buffer):
+    return Memory(<uintptr_t> buffer.data, sr_xla_item_count(buffer), name_of(buffer.dtype))
+
+
+cdef void release_waiting() noexcept:
+    while ends:
+        ends.pop().release()
+
+
+cdef bytes message_of(object error):
+    cdef bytes message
+    try:
+        message = note_xla_error(error).encode("utf-8", "replace")
+    except BaseException:   # no memory for a better one
+        message = b"a collective of shmring failed"
+    return message
+
+
+cdef list memories_of(const sr_xla_buffers *buffers):
+    cdef list found = []
+    cdef const sr_xla_buffer *buffer
+    cdef int64_t i
+    for i in range(buffers.count):
+        buffer = buffers.buffers[i]
+        if buffer.dtype != SR_XLA_TOKEN:
+            found.append(memory_of_buffer(buffer))
+    return found
+
+
+cdef object name_of(int dtype):
+    return XLA_DTYPES[dtype] if 0 <= dtype < len(XLA_DTYPES) else None

@@ -1,0 +1,329 @@
+"""Collectives as custom calls of XLA, in the order of the program.
+
+A collective is the primitive `collective_p`. It is lowered to a custom call, which runs the handler in
+`_compiled` on the buffers of the program.
+
+XLA runs independent operations concurrently and in any order, but all ranks must make their collectives in
+one order. So `collective_p` has an ordered effect of JAX: each custom call takes the token that the call
+before it gave. The effect orders the calls in loops, branches and nested functions, too, and JAX orders by
+it one program after the other. All communicators share one effect.
+
+A program with an effect leaves the path on which JAX dispatches in C++: under plain `jax.jit` a call takes
+some 100 us longer. Hence the *region*, `region_p`, which `jit` puts around its whole function. The region
+contains a program with the effect and has none itself: its lowering makes the first token, and a last
+custom call takes the last token. `jit` waits for this custom call. So the collectives are over when a call
+returns: programs need no token between them, an error is raised in the call, in its own class, and Ctrl-C
+works. Under a transformation of JAX (grad, vmap, an outer jit), `jit` is plain `jax.jit`: the outermost
+function is the region, or is a plain program with the effect.
+
+The result of an all-reduce takes the memory of its argument, if an operation of the program has made the
+argument or the caller has donated it. Other arguments would be copied first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, dispatch, effects
+from jax._src.interpreters import ad, batching, mlir
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
+
+from .. import _compiled
+from .call import Call, Group
+from .errors import note, own_error
+
+_TARGET = "shmring"
+_POLL_S = 0.05  # time after which a wait looks whether a program has ended without its last call
+_END = b"end"  # the text of the custom call that ends a region
+_calls: dict[bytes, _compiled.XlaCall | None] = {_END: None}  # by the text in custom calls
+
+
+class _Order(effects.Effect):  # type: ignore[misc]
+    """The order of all collectives of a program."""
+
+    def __str__(self) -> str:
+        return "order of collectives"
+
+
+_ORDER = _Order()
+_is_top_level = core.trace_ctx.is_top_level
+_tokens = dispatch.runtime_tokens
+for _allowed in (
+    effects.ordered_effects,
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.remat_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+):
+    _allowed.add_type(_Order)
+
+# --- the primitive of a collective ---
+
+collective_p = core.Primitive("shmring_collective")
+collective_p.multiple_results = True
+
+
+def collective(call: Call, leaves: Sequence[Any]) -> list[Any]:
+    """Make the call, or add it to the program that JAX traces."""
+    return list(collective_p.bind(*leaves, call=call))
+
+
+def _abstract(*leaves: Any, call: Call) -> Any:
+    results = call.results([(leaf.shape, leaf.dtype) for leaf in leaves])
+    return [core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in results], {_ORDER}
+
+
+@functools.lru_cache(maxsize=1024)
+def _eager(call: Call) -> Jit:
+    return Jit(lambda *leaves: collective_p.bind(*leaves, call=call), {})
+
+
+def _implement(*leaves: Any, call: Call) -> Any:
+    with jax.disable_jit(False):
+        return _eager(call)(*leaves)
+
+
+def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
+    """Make the call, and the same call on the tangents of the real leaves: it is linear."""
+    call.check_gradient()
+    results = collective(call, primals)
+    changes = [ad.Zero(core.typeof(result).to_tangent_aval()) for result in results]
+    real = [i for i, primal in enumerate(primals) if np.issubdtype(primal.dtype, np.inexact)]
+    moved = collective(call, [ad.instantiate_zeros(tangents[i]) for i in real])
+    for i, change in zip(real, moved, strict=True):
+        changes[i] = change
+    return results, changes
+
+
+def _transpose(cotangents: Sequence[Any], *leaves: Any, call: Call) -> Any:
+    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
+    found = call.transposed(given, collective)
+    return [leaf.reshape(old.aval.shape) for leaf, old in zip(found, leaves, strict=True)]
+
+
+def _batch(leaves: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
+    """Make the call on all elements of the batch at once."""
+    leaves, dims = list(leaves), list(dims)
+    if call.kind in ("reduce_scatter", "all_to_all"):
+        for i, dim in enumerate(dims):
+            if dim is not None:  # dimension 0 is that of the ranks
+                leaves[i], dims[i] = jax.numpy.moveaxis(leaves[i], dim, -1), leaves[i].ndim - 1
+    results = collective(call, leaves)
+    if call.kind == "all_gather":
+        dims = [dim if dim is None else dim + 1 for dim in dims]
+    if call.kind == "reduce_scatter":
+        fewer = [leaf.ndim - result.ndim for leaf, result in zip(leaves, results, strict=True)]
+        dims = [dim if dim is None else dim - less for dim, less in zip(dims, fewer, strict=True)]
+    return results, dims[: len(results)]
+
+
+collective_p.def_effectful_abstract_eval(_abstract)
+collective_p.def_impl(_implement)
+ad.primitive_jvps[collective_p] = _differentiate
+ad.primitive_transposes[collective_p] = _transpose
+batching.primitive_batchers[collective_p] = _batch
+
+# --- lowering to custom calls ---
+
+
+def _custom_call(
+    text: bytes, token: Any, operands: Sequence[Any], results: Sequence[Any], in_place: Sequence[int] = ()
+) -> Any:
+    """Add a custom call of the handler; return its token and its results.
+
+    results: their shapes and dtypes. in_place: the operands whose memory is the result's.
+    """
+    element = {dtype: mlir.dtype_to_ir_type(np.dtype(dtype)) for _, dtype in results}
+    types = [ir.RankedTensorType.get(shape, element[dtype]) for shape, dtype in results]
+    ranks = [len(ir.RankedTensorType(operand.type).shape) for operand in operands]
+    call = mlir.custom_call(
+        _TARGET,
+        result_types=[mlir.token_type(), *types],
+        operands=[token, *operands],
+        backend_config={"call": ir.StringAttr.get(text.decode())},
+        has_side_effect=True,
+        api_version=4,
+        operand_output_aliases={i + 1: i + 1 for i in in_place},
+        operand_layouts=[(), *(range(rank - 1, -1, -1) for rank in ranks)],
+        result_layouts=[(), *(range(len(shape) - 1, -1, -1) for shape, _ in results)],
+    )
+    token, *values = call.results
+    return token, values
+
+
+def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
+    _check_device(ctx.module_context.axis_context)
+    text = call.text.encode()
+    if text not in _calls:
+        op = call.how[0] if call.kind == "all_reduce" else None
+        _calls[text] = _compiled.XlaCall(call.group.comm, call.run, op)
+    in_place: list[int] = []
+    if call.kind == "all_reduce":
+        in_place = [i for i, operand in enumerate(operands) if _may_be_overwritten(operand)]
+    results = [(aval.shape, aval.dtype) for aval in ctx.avals_out]
+    token, values = _custom_call(text, ctx.tokens_in.get(_ORDER), operands, results, in_place)
+    ctx.set_tokens_out(mlir.TokenSet({_ORDER: token}))
+    return values
+
+
+def _check_device(context: Any) -> None:
+    """Raise ValueError if the program is for several devices: each would make every call."""
+    count = getattr(context, "num_devices", None)
+    if count is None:
+        count = context.mesh.size if hasattr(context, "mesh") else context.axis_env.nreps
+    if count != 1:
+        raise ValueError(
+            f"a program with collectives of shmring is compiled for {count} devices of this process, and all "
+            "of them would make the calls at the same time; use one device per process, and more processes"
+        )
+
+
+def _may_be_overwritten(operand: Any) -> bool:
+    """Return whether an operation of the program has made the operand, or the caller has donated it."""
+    owner = operand.owner
+    if not isinstance(owner, ir.Block):
+        return True
+    try:
+        attributes = ir.DictAttr(owner.owner.attributes["arg_attrs"][ir.BlockArgument(operand).arg_number])
+    except (KeyError, IndexError, TypeError, ValueError):  # of a loop, or a function without attributes
+        return False
+    return "tf.aliasing_output" in attributes or "jax.buffer_donor" in attributes
+
+
+# --- the region ---
+
+region_p = core.Primitive("shmring_region")
+region_p.multiple_results = True
+
+
+def _abstract_region(*_: Any, jaxpr: Any) -> Any:
+    results = [var.aval for var in jaxpr.outvars]
+    others = {effect for effect in jaxpr.effects if effect is not _ORDER}
+    return results or [core.ShapedArray((0,), np.dtype(np.uint8))], others
+
+
+def _lower_region(ctx: Any, *operands: Any, jaxpr: Any) -> Any:
+    _check_device(ctx.module_context.axis_context)
+    tokens = mlir.TokenSet({**dict(ctx.tokens_in.items()), _ORDER: hlo.create_token()})
+    inside = ctx.replace(tokens_in=tokens, tokens_out=None)
+    values = mlir.lower_fun(lambda *args: core.eval_jaxpr(jaxpr, (), *args))(inside, *operands)
+    left = dict(inside.tokens_out.items())
+    _, end = _custom_call(_END, left.pop(_ORDER), [], [] if values else [((0,), np.uint8)])
+    if left:  # of ordered effects of jax, such as its callbacks
+        ctx.set_tokens_out(mlir.TokenSet(left))
+    return values or end
+
+
+region_p.def_effectful_abstract_eval(_abstract_region)
+for _primitive, _rule in (collective_p, _lower), (region_p, _lower_region):
+    try:
+        mlir.register_lowering(_primitive, _rule, platform="cpu", cacheable=False)
+    except TypeError:  # jax up to 0.7 keeps no lowerings
+        mlir.register_lowering(_primitive, _rule, platform="cpu")
+
+
+@jax.tree_util.register_pytree_node_class
+class _Nothing:
+    """Results without an array, and the array that is ready when the region has run."""
+
+    def __init__(self, structure: Any, end: Any) -> None:
+        self.structure, self.end = structure, end
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self.end,), self.structure
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, ends: Sequence[Any]) -> _Nothing:
+        return cls(structure, ends[0])
+
+
+class Jit:
+    """A compiled function whose collectives are a region."""
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._groups: set[Group] = set()  # those of all its programs
+        self._inner = jax.jit(function, **options)
+        self._region = jax.jit(functools.wraps(function)(functools.partial(self._trace, function)), **options)
+
+    def _trace(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Return the results of a region of the function."""
+        if _is_top_level():  # jax.disable_jit
+            return function(*args, **keywords)
+        leaves, structure = jax.tree.flatten((args, keywords))
+        traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, core.Tracer)]
+
+        def run(*values: Any) -> Any:
+            for i, value in zip(traced, values, strict=True):
+                leaves[i] = value
+            args, keywords = structure.unflatten(leaves)
+            return function(*args, **keywords)
+
+        operands = [leaves[i] for i in traced]
+        closed, shapes = jax.make_jaxpr(run, return_shape=True)(*operands)
+        self._groups |= _groups_of(closed.jaxpr)
+        structure = jax.tree.structure(shapes)
+        values = region_p.bind(*closed.consts, *operands, jaxpr=_without_constants(closed.jaxpr))
+        return structure.unflatten(values) if structure.num_leaves else _Nothing(structure, *values)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if not _is_top_level():
+            return self._inner(*args, **keywords)
+        for token in _tokens.current_tokens.values():  # of plain programs
+            token.block_until_ready()
+        try:
+            results = self._region(*args, **keywords)
+            if not _compiled.take_end():  # it runs on a thread of XLA, or has failed
+                self._await_end(jax.tree.leaves(results)[0])
+        except BaseException as error:
+            _compiled.take_end()
+            own = own_error(error)
+            if own is None:
+                raise
+            raise own from None
+        return results.structure.unflatten(()) if type(results) is _Nothing else results
+
+    def _await_end(self, first: Any) -> None:
+        """Wait until the region has ended. A signal handler that raises ends its communicators on all ranks.
+
+        Only the main thread runs signal handlers, and not while it waits within JAX.
+        """
+        if first.is_ready() or threading.current_thread() is not threading.main_thread():
+            first.block_until_ready()
+            return
+        end = threading.Lock()
+        end.acquire()
+        _compiled.release_at_end(end)
+        try:
+            while not end.acquire(timeout=_POLL_S) and not first.is_ready():
+                pass
+        except BaseException as error:
+            for group in self._groups:
+                comm = group.comm()
+                if comm is not None:
+                    comm.abort(f"{type(error).__name__} in rank {comm.rank}, in a compiled program of JAX")
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                first.block_until_ready()
+            raise
+        first.block_until_ready()
+
+
+def _groups_of(jaxpr: Any) -> set[Group]:
+    """Return the groups of all calls in a program and in those that it contains."""
+    found = {eqn.params["call"].group for eqn in jaxpr.eqns if eqn.primitive is collective_p}
+    return found.union(*(_groups_of(inner) for inner in core.subjaxprs(jaxpr)))
+
+
+def _without_constants(jaxpr: Any) -> Any:
+    """Return the program with its constants as its first arguments."""
+    return jaxpr.replace(constvars=(), invars=[*jaxpr.constvars, *jaxpr.invars])
+
+
+jax.ffi.register_ffi_target(_TARGET, _compiled.prepare_xla(_calls, note), platform="cpu")
