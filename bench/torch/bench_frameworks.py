@@ -1,9 +1,20 @@
 """The cost of an all_reduce inside a framework's compiled function, beside the communicator's own, in turn.
 
-    shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,16M
+    shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,1M,16M
+    mpiexec -n 2 python bench/torch/bench_frameworks.py          with mpi4jax, in the same run
 
-A program of ranks; it runs the ways of JAX and TensorFlow if they are installed. No way changes its input. A
-time ends when the result is there.
+A program of ranks; it runs the ways of JAX and TensorFlow if they are installed, and JAX's own `psum` over gloo.
+No way but "in place" changes its input. A time ends when the result is there.
+
+| column | |
+|---|---|
+| out=, in place | `comm.all_reduce(x, out=out)`, `comm.all_reduce(x)` |
+| jit | an empty program: `jax.jit(lambda x: 1.5 * x)`, without a collective |
+| jax | `adapter.jit` of an all-reduce |
+| jax 1.5x | `adapter.jit` of an all-reduce of 1.5 * x, which is reduced in place |
+| jax.jit | the all-reduce under plain `jax.jit` |
+| psum | JAX's own collective between processes, over gloo |
+| mpi4jax | `mpi4jax.allreduce` under `jax.jit`, with the MPI that has started the ranks |
 """
 
 from __future__ import annotations
@@ -12,6 +23,7 @@ import argparse
 import importlib.util
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,28 +43,70 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 Way = Callable[[], object]
 
 
-def plain_way(comm: shmring.Comm, x: np.ndarray) -> Way:
-    out = np.empty_like(x)
-    return lambda: comm.all_reduce(x, out=out)
+def numpy_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
+    out, changed = np.empty_like(x), np.zeros_like(x)
+    return {"out=": lambda: comm.all_reduce(x, out=out), "in place": lambda: comm.all_reduce(changed)}
 
 
-def jax_way(comm: shmring.Comm, x: np.ndarray) -> Way:
+def jax_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
     import jax
 
     from shmring.adapters import jax as adapter
-    given, reduce = jax.numpy.asarray(x), jax.jit(lambda x: adapter.all_reduce(x, comm))
-    return lambda: jax.block_until_ready(reduce(given))
+    given = jax.device_put(x, jax.local_devices()[0])
+    functions = {
+        "jit": jax.jit(lambda x: 1.5 * x),
+        "jax": adapter.jit(lambda x: adapter.all_reduce(x, comm)),
+        "jax 1.5x": adapter.jit(lambda x: adapter.all_reduce(1.5 * x, comm)),
+        "jax.jit": jax.jit(lambda x: adapter.all_reduce(x, comm)),
+    }
+    if importlib.util.find_spec("mpi4jax") and "PMI_RANK" in os.environ:
+        from mpi4py import MPI
+        import mpi4jax
+        world = MPI.COMM_WORLD
+        functions["mpi4jax"] = jax.jit(lambda x: first_of(mpi4jax.allreduce(x, op=MPI.SUM, comm=world)))
+    ways: dict[str, Way] = {
+        name: lambda function=function: function(given).block_until_ready() for name, function in functions.items()
+    }
+    return ways | {"psum": psum_way(comm, x)}
 
 
-def tensorflow_way(comm: shmring.Comm, x: np.ndarray) -> Way:
+def first_of(result: object) -> object:
+    """Return the array: older versions of mpi4jax return a token beside it."""
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def psum_way(comm: shmring.Comm, x: np.ndarray) -> Way:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh, along = Mesh(np.array(jax.devices()), "rank"), PartitionSpec("rank")
+    whole = (comm.size * len(x),)
+    given = jax.make_array_from_single_device_arrays(whole, NamedSharding(mesh, along), [jax.device_put(x)])
+    total = jax.shard_map if hasattr(jax, "shard_map") else __import__("jax.experimental.shard_map").shard_map
+    reduce = jax.jit(total(lambda x: jax.lax.psum(x, "rank"), mesh=mesh, in_specs=along, out_specs=PartitionSpec()))
+    return lambda: reduce(given).block_until_ready()
+
+
+def begin_jax(comm: shmring.Comm) -> None:
+    """Let JAX's processes meet, for psum."""
+    import jax
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = comm.broadcast_object(f"127.0.0.1:{free.getsockname()[1]}")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, comm.size, comm.rank, local_device_ids=[0])
+
+
+def tensorflow_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
     import tensorflow as tf
 
     from shmring.adapters import keras as adapter
     given, reduce = tf.constant(x), tf.function(lambda x: adapter.all_reduce_grads([x], comm, "sum"))
-    return lambda: reduce(given)[0].numpy()
+    return {"tensorflow": lambda: reduce(given)[0].numpy()}
 
 
-FRAMEWORKS = {"jax": jax_way, "tensorflow": tensorflow_way}
+FRAMEWORKS = {"jax": jax_ways, "tensorflow": tensorflow_ways}
 
 
 def table(rows: list[dict[str, float]]) -> str:
@@ -66,7 +120,7 @@ def table(rows: list[dict[str, float]]) -> str:
 def parse_arguments() -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--sizes", type=comma_separated(parse_size), default="4,64K,16M", help="bytes")
+    parser.add_argument("--sizes", type=comma_separated(parse_size), default="4,64K,1M,16M", help="bytes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -74,13 +128,17 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    installed = {name: way for name, way in FRAMEWORKS.items() if importlib.util.find_spec(name)}
+    installed = [ways_of for name, ways_of in FRAMEWORKS.items() if importlib.util.find_spec(name)]
     with shmring.init() as comm:
         pin(comm)
+        if jax_ways in installed:
+            begin_jax(comm)
         rows = []
         for nbytes in options.sizes:
             x = np.ones(nbytes // 4, "f4")
-            ways = {name: way(comm, x) for name, way in {"NumPy": plain_way, **installed}.items()}
+            ways = numpy_ways(comm, x)
+            for ways_of in installed:
+                ways |= ways_of(comm, x)
             rows.append({"nbytes": nbytes, **in_turn(comm, ways, options.rounds)})
         if comm.rank == 0:
             print(f"{table(rows)}\n\n{state_of(comm)}", flush=True)

@@ -95,6 +95,13 @@ cdef tuple XLA_DTYPES = (
     "float64", None, None, "complex64", "bfloat16", None, "complex128", "float8_e5m2", "float8_e4m3fn")
 
 
+# The Memory of a buffer. It does not change, so two threads may use it.
+cdef class _Known:
+    cdef void *data
+    cdef int64_t count
+    cdef object memory
+
+
 cdef class XlaCall:
     """A call in a compiled program: run(comm, arrays, outs) makes it; comm() is the communicator, None if it is gone.
 
@@ -102,10 +109,7 @@ cdef class XlaCall:
     """
 
     cdef object comm, run, op
-    cdef object x, out          # Memory of the last call's buffers, which often are at the same addresses again
-    cdef void *x_data
-    cdef void *out_data
-    cdef int64_t count
+    cdef _Known x, out   # the last call's buffers, which often are at the same addresses again
 
     def __init__(self, comm, run, op=None):
         self.comm, self.run, self.op = comm, run, op
@@ -161,7 +165,7 @@ cdef void *run_xla_call(sr_xla_frame *frame) noexcept:
 cdef int make_call(XlaCall call, const sr_xla_buffers *arguments, const sr_xla_buffers *results) except -1:
     cdef const sr_xla_buffer *x
     cdef const sr_xla_buffer *out
-    cdef int64_t count
+    cdef _Known given, taken
     if call is None:
         release_waiting()
         return 0
@@ -172,17 +176,24 @@ cdef int make_call(XlaCall call, const sr_xla_buffers *arguments, const sr_xla_b
         call.run(comm, memories_of(arguments), memories_of(results))
         return 0
     x, out = arguments.buffers[1], results.buffers[1]
-    count = sr_xla_item_count(x)
-    if call.x is None or call.x_data != x.data or call.count != count:
-        call.x, call.x_data, call.out = memory_of_buffer(x), x.data, None
-    call.count = count
+    given = known_as(call.x, x)
+    call.x = given
     if x.data == out.data:
-        comm.all_reduce(call.x, call.op)
+        comm.all_reduce(given.memory, call.op)
         return 0
-    if call.out is None or call.out_data != out.data:
-        call.out, call.out_data = memory_of_buffer(out), out.data
-    comm.all_reduce(call.x, call.op, out=call.out)
+    taken = known_as(call.out, out)
+    call.out = taken
+    comm.all_reduce(given.memory, call.op, out=taken.memory)
     return 0
+
+
+# Return `known` if it is the buffer's, else a new one.
+cdef _Known known_as(_Known known, const sr_xla_buffer *buffer):
+    cdef int64_t count = sr_xla_item_count(buffer)
+    if known is None or known.data != buffer.data or known.count != count:
+        known = _Known.__new__(_Known)
+        known.data, known.count, known.memory = buffer.data, count, memory_of_buffer(buffer)
+    return known
 
 
 cdef object memory_of_buffer(const sr_xla_buffer *buffer):
@@ -190,8 +201,10 @@ cdef object memory_of_buffer(const sr_xla_buffer *buffer):
 
 
 cdef void release_waiting() noexcept:
-    while ends:
-        ends.pop().release()
+    waiting = list(ends)
+    ends.clear()
+    for lock in waiting:
+        lock.release()
 
 
 cdef bytes message_of(object error):

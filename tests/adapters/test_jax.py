@@ -315,6 +315,7 @@ EXAMPLE, FEW = EXAMPLES / "jax_digits.py", ("--epochs", 2)
 def losses_of(*command):
     text = output_of(start(*command))
     assert "the same weights on all ranks: yes" in text, text
+    assert float(re.search(r"from NumPy: (\S+) of a loss", text)[1]) < 1e-5, text
     return [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", text, re.M)]
 
 

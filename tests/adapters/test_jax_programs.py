@@ -3,6 +3,7 @@
 Ranks import jax, this process does not: it forks.
 """
 
+import functools
 import os
 import re
 import signal
@@ -125,6 +126,27 @@ def give_options(comm):
     assert jax.jit(nested)(jnp.ones(2)).tolist() == [4, 4]
     with jax.disable_jit():
         assert nested(jnp.ones(2)).tolist() == [4, 4]
+
+    class Model:
+        @functools.partial(adapter.jit, static_argnums=0)
+        def total(self, x):
+            return adapter.all_reduce(x, comm)
+
+    assert Model().total(jnp.ones(2)).tolist() == [2, 2]
+    text = adapter.jit(lambda x: adapter.all_reduce(x, comm)).lower(jnp.ones(2)).as_text()
+    assert "all_reduce sum" in text
+    shown = []
+
+    @adapter.jit
+    def shows(x):
+        for n in range(3):
+            x = adapter.all_reduce(x, comm)
+            jax.debug.callback(lambda x, n=n: shown.append((n, float(x[0]))), x, ordered=n % 2 == 0)
+        return x
+
+    assert shows(jnp.ones(2)).tolist() == [8, 8]
+    jax.effects_barrier()
+    assert sorted(shown) == [(0, 2), (1, 4), (2, 8)]
     with pytest.raises(ZeroDivisionError):
         adapter.jit(lambda x: adapter.all_reduce(x, comm) * (1 // 0))(1.0)
 

@@ -6,6 +6,7 @@ JAX copies the arguments before the callback and the results after it; the callb
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,6 +71,13 @@ class Jit:
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, function)
         self._inner = jax.jit(function, **options)
+
+    def __get__(self, instance: Any, _: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, *args: Any, **keywords: Any) -> Any:
+        """Lower the function as `jax.jit` does."""
+        return self._inner.lower(*args, **keywords)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         results = self._inner(*args, **keywords)

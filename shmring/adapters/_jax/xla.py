@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from jax._src import core, dispatch, effects
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
+
+import shmring
 
 from .. import _compiled
 from .call import Call, Group
@@ -169,7 +172,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
         in_place = [i for i, operand in enumerate(operands) if _may_be_overwritten(operand)]
     results = [(aval.shape, aval.dtype) for aval in ctx.avals_out]
     token, values = _custom_call(text, ctx.tokens_in.get(_ORDER), operands, results, in_place)
-    ctx.set_tokens_out(mlir.TokenSet({_ORDER: token}))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDER: token})))
     return values
 
 
@@ -290,6 +293,13 @@ class Jit:
             raise own from None
         return results.structure.unflatten(()) if type(results) is _Nothing else results
 
+    def __get__(self, instance: Any, _: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, *args: Any, **keywords: Any) -> Any:
+        """Lower the function as plain `jax.jit` does, to inspect it or to compile it ahead of time."""
+        return self._inner.lower(*args, **keywords)
+
     def _await_end(self, first: Any) -> None:
         """Wait until the region has ended. A signal handler that raises ends its communicators on all ranks.
 
@@ -308,7 +318,8 @@ class Jit:
             for group in self._groups:
                 comm = group.comm()
                 if comm is not None:
-                    comm.abort(f"{type(error).__name__} in rank {comm.rank}, in a compiled program of JAX")
+                    with contextlib.suppress(shmring.Error):
+                        comm.abort(f"{type(error).__name__} in rank {comm.rank}, in a program of JAX")
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 first.block_until_ready()
             raise
