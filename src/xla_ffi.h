@@ -13,6 +13,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "sync/clock.h"
+#include "sync/flag.h"
+
 enum {
     SR_XLA_MAJOR = 0,
     SR_XLA_MINOR = 1,
@@ -143,16 +146,33 @@ static inline bool sr_xla_is_end(const struct sr_xla_frame *frame)
     return text->nbytes == 3 && memcmp(text->text, "end", 3) == 0;
 }
 
-static _Thread_local bool sr_xla_has_ended; /* a region has ended on this thread */
+/* A region has ended on this thread: XLA runs a small program in the thread that calls it. */
+static _Thread_local bool sr_xla_has_ended;
+/* W: a thread of XLA, when a region has ended there, or a call has failed. R: the main thread, which takes it back. */
+static sr_flag sr_xla_end;
+static struct sr_event sr_xla_end_event;
 
-static inline void sr_xla_note_end(void) { sr_xla_has_ended = true; }
+static inline void sr_xla_note_own_end(void) { sr_xla_has_ended = true; }
 
 /* Return whether a region has ended on this thread since the last call. */
-static inline bool sr_xla_take_end(void)
+static inline bool sr_xla_take_own_end(void)
 {
     const bool has_ended = sr_xla_has_ended;
     sr_xla_has_ended = false;
     return has_ended;
+}
+
+static inline void sr_xla_publish_end(void) { sr_flag_mark(&sr_xla_end, 1, &sr_xla_end_event); }
+
+/* Wait until a region has ended on a thread of XLA, at most `limit_ns`, and return whether one has. The wait sleeps
+   only after `yield_ns`: two wakes take longer than a small program does, and on one CPU the program needs the yields. */
+static inline bool sr_xla_await_end(uint64_t yield_ns, uint64_t limit_ns)
+{
+    const uint64_t begin = sr_now_ns();
+    while (!sr_flag_reached(&sr_xla_end, 1) && sr_now_ns() - begin < yield_ns)
+        sr_yield();
+    sr_flag_sleep(&sr_xla_end, 1, &sr_xla_end_event, limit_ns);
+    return sr_flag_swap(&sr_xla_end, 0) != 0;
 }
 
 /* Return a new error with a copy of the message, for the handler to return. */

@@ -3,13 +3,14 @@
     shmrun -n 2 bench/torch/bench_frameworks.py --sizes 4,64K,1M,16M
     mpiexec -n 2 python bench/torch/bench_frameworks.py          with mpi4jax, in the same run
 
-A program of ranks; it runs the ways of JAX and TensorFlow if they are installed, and JAX's own `psum` over gloo.
-No way but "in place" changes its input. A time ends when the result is there.
+A program of ranks; it runs the ways of JAX and TensorFlow if they are installed, and JAX's own `psum` over
+gloo. No way but "in place" changes its input. A time ends when the result is there.
 
 | column | |
 |---|---|
 | out=, in place | `comm.all_reduce(x, out=out)`, `comm.all_reduce(x)` |
 | jit | an empty program: `jax.jit(lambda x: 1.5 * x)`, without a collective |
+| jit, in place | that, then `comm.all_reduce(x)` on an array of NumPy |
 | jax | `adapter.jit` of an all-reduce |
 | jax 1.5x | `adapter.jit` of an all-reduce of 1.5 * x, which is reduced in place |
 | jax.jit | the all-reduce under plain `jax.jit` |
@@ -20,6 +21,7 @@ No way but "in place" changes its input. A time ends when the result is there.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -52,7 +54,7 @@ def jax_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
     import jax
 
     from shmring.adapters import jax as adapter
-    given = jax.device_put(x, jax.local_devices()[0])
+    given, changed = jax.device_put(x, jax.local_devices()[0]), np.zeros_like(x)
     functions = {
         "jit": jax.jit(lambda x: 1.5 * x),
         "jax": adapter.jit(lambda x: adapter.all_reduce(x, comm)),
@@ -60,13 +62,12 @@ def jax_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
         "jax.jit": jax.jit(lambda x: adapter.all_reduce(x, comm)),
     }
     if importlib.util.find_spec("mpi4jax") and "PMI_RANK" in os.environ:
-        from mpi4py import MPI
         import mpi4jax
-        world = MPI.COMM_WORLD
-        functions["mpi4jax"] = jax.jit(lambda x: first_of(mpi4jax.allreduce(x, op=MPI.SUM, comm=world)))
-    ways: dict[str, Way] = {
-        name: lambda function=function: function(given).block_until_ready() for name, function in functions.items()
-    }
+        from mpi4py import MPI
+        total = functools.partial(mpi4jax.allreduce, op=MPI.SUM, comm=MPI.COMM_WORLD)
+        functions["mpi4jax"] = jax.jit(lambda x: first_of(total(x)))
+    functions["jit, in place"] = lambda x: (functions["jit"](x).block_until_ready(), comm.all_reduce(changed))[0]
+    ways = {name: lambda run=run: run(given).block_until_ready() for name, run in functions.items()}
     return ways | {"psum": psum_way(comm, x)}
 
 
@@ -79,11 +80,15 @@ def psum_way(comm: shmring.Comm, x: np.ndarray) -> Way:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    try:
+        from jax import shard_map
+    except ImportError:  # jax up to 0.7
+        from jax.experimental.shard_map import shard_map
     mesh, along = Mesh(np.array(jax.devices()), "rank"), PartitionSpec("rank")
-    whole = (comm.size * len(x),)
-    given = jax.make_array_from_single_device_arrays(whole, NamedSharding(mesh, along), [jax.device_put(x)])
-    total = jax.shard_map if hasattr(jax, "shard_map") else __import__("jax.experimental.shard_map").shard_map
-    reduce = jax.jit(total(lambda x: jax.lax.psum(x, "rank"), mesh=mesh, in_specs=along, out_specs=PartitionSpec()))
+    placed, part = NamedSharding(mesh, along), jax.device_put(x, jax.local_devices()[0])
+    given = jax.make_array_from_single_device_arrays((comm.size * len(x),), placed, [part])
+    psum = functools.partial(jax.lax.psum, axis_name="rank")
+    reduce = jax.jit(shard_map(psum, mesh=mesh, in_specs=along, out_specs=PartitionSpec()))
     return lambda: reduce(given).block_until_ready()
 
 

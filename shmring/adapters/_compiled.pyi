@@ -1,6 +1,5 @@
 """Types of the functions of adapters that a framework calls often: for torch, and for XLA."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +31,13 @@ class XlaCall:
         op: str | None = None,
     ) -> None: ...
 
-def prepare_xla(calls: dict[bytes, XlaCall | None], note_error: Callable[[BaseException], str]) -> Any:
+def prepare_xla(calls: dict[bytes, XlaCall], note_error: Callable[[BaseException], str]) -> Any:
     """Set the calls by their text, and the function that keeps an exception; return the handler."""
 
-def release_at_end(lock: threading.Lock) -> None:
-    """Release the lock when the next region ends on a thread of XLA, or a call in it fails."""
-
-def take_end() -> bool:
+def take_own_end() -> bool:
     """Return whether a region has ended on this thread since the last call of this function."""
+
+def await_end() -> bool:
+    """Wait some milliseconds until a region ends on a thread of XLA, or a call of one fails. Return
+    whether.
+    """

@@ -3,7 +3,7 @@
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from shmring import Closed, Memory
 
@@ -76,8 +76,10 @@ cdef extern from "xla_ffi.h" nogil:
     bint sr_xla_answer_version(sr_xla_frame *)
     const char *sr_xla_problem(const sr_xla_frame *)
     bint sr_xla_is_end(const sr_xla_frame *)
-    void sr_xla_note_end()
-    bint sr_xla_take_end()
+    void sr_xla_note_own_end()
+    bint sr_xla_take_own_end()
+    void sr_xla_publish_end()
+    bint sr_xla_await_end(uint64_t yield_ns, uint64_t limit_ns)
     int64_t sr_xla_item_count(const sr_xla_buffer *)
     void *sr_xla_new_error(const sr_xla_frame *, const char *message)
 
@@ -86,9 +88,10 @@ cdef extern from "Python.h" nogil:
     void *PyGILState_GetThisThreadState()
 
 
-cdef dict xla_calls = {}            # by the text in the custom call: XlaCall, or None for the end of a region
+cdef dict xla_calls = {}            # by the text in the custom call
 cdef object note_xla_error = None   # given an exception, returns the message for XLA
-cdef list ends = []                 # locks of threads that wait for the end of a region
+cdef enum:
+    YIELD_NS = 100000, SLEEP_NS = 5000000   # of a wait for an end; then Python looks for signals
 # shmring's dtypes by XLA's number of a dtype; None: no dtype of shmring.
 cdef tuple XLA_DTYPES = (
     None, "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
@@ -122,14 +125,17 @@ def prepare_xla(dict calls, note_error):
     return PyCapsule_New(<void *> handle_xla_call, NULL, NULL)
 
 
-def release_at_end(lock):
-    """Release the lock when the next region ends on a thread of XLA, or a call in it fails."""
-    ends.append(lock)
-
-
-def take_end():
+def take_own_end():
     """Return whether a region has ended on this thread since the last call of this function."""
-    return sr_xla_take_end()
+    return sr_xla_take_own_end()
+
+
+def await_end():
+    """Wait some milliseconds until a region ends on a thread of XLA, or a call of one fails. Return whether."""
+    cdef bint has_ended
+    with nogil:
+        has_ended = sr_xla_await_end(YIELD_NS, SLEEP_NS)
+    return has_ended
 
 
 cdef void *handle_xla_call(sr_xla_frame *frame) noexcept nogil:
@@ -139,8 +145,11 @@ cdef void *handle_xla_call(sr_xla_frame *frame) noexcept nogil:
     problem = sr_xla_problem(frame)
     if problem != NULL:
         return sr_xla_new_error(frame, problem)
-    if sr_xla_is_end(frame) and PyGILState_GetThisThreadState() != NULL:   # this thread has called the program
-        sr_xla_note_end()
+    if sr_xla_is_end(frame):
+        if PyGILState_GetThisThreadState() == NULL:
+            sr_xla_publish_end()
+        else:   # this thread has called the program
+            sr_xla_note_own_end()
         return NULL
     with gil:
         return run_xla_call(frame)
@@ -150,25 +159,31 @@ cdef void *run_xla_call(sr_xla_frame *frame) noexcept:
     cdef sr_xla_string *text = frame.attributes.values[0]
     message = None
     try:
-        call = xla_calls.get(PyBytes_FromStringAndSize(text.text, text.nbytes), False)
-        if call is False:
+        call = xla_calls.get(PyBytes_FromStringAndSize(text.text, text.nbytes))
+        if call is None:
             raise LookupError(
                 f"a compiled program calls {text.text[:text.nbytes].decode()!r}, which no program that was traced in "
                 "this process has: a compiled program with collectives cannot be taken to another process")
         make_call(call, &frame.arguments, &frame.results)
     except BaseException as error:
         message = message_of(error)
-        release_waiting()
+        sr_xla_publish_end()
     return NULL if message is None else sr_xla_new_error(frame, message)
+
+
+cdef bytes message_of(object error):
+    cdef bytes message
+    try:
+        message = note_xla_error(error).encode("utf-8", "replace")
+    except BaseException:   # no memory for a better one
+        message = b"a collective of shmring failed"
+    return message
 
 
 cdef int make_call(XlaCall call, const sr_xla_buffers *arguments, const sr_xla_buffers *results) except -1:
     cdef const sr_xla_buffer *x
     cdef const sr_xla_buffer *out
     cdef _Known given, taken
-    if call is None:
-        release_waiting()
-        return 0
     comm = call.comm()
     if comm is None:
         raise Closed("the communicator of this compiled program does not exist any more")
@@ -198,22 +213,6 @@ cdef _Known known_as(_Known known, const sr_xla_buffer *buffer):
 
 cdef object memory_of_buffer(const sr_xla_buffer *buffer):
     return Memory(<uintptr_t> buffer.data, sr_xla_item_count(buffer), name_of(buffer.dtype))
-
-
-cdef void release_waiting() noexcept:
-    waiting = list(ends)
-    ends.clear()
-    for lock in waiting:
-        lock.release()
-
-
-cdef bytes message_of(object error):
-    cdef bytes message
-    try:
-        message = note_xla_error(error).encode("utf-8", "replace")
-    except BaseException:   # no memory for a better one
-        message = b"a collective of shmring failed"
-    return message
 
 
 cdef list memories_of(const sr_xla_buffers *buffers):

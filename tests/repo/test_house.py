@@ -51,7 +51,7 @@ C_HOUSE = {
     "channel.c": {"channel.h"},
     "conn.h": {"tcp_probe.h"},
     "conn.c": {"conn.h"},
-    "xla_ffi.h": set(),
+    "xla_ffi.h": {"sync/clock.h", "sync/flag.h"},
     "kernels/kernels.h": set(),
     "kernels/item.h": {"kernels/kernels.h"},
     "kernels/loop.h": {"kernels/cast.h", "kernels/copy.h"},

@@ -43,9 +43,8 @@ from .call import Call, Group
 from .errors import note, own_error
 
 _TARGET = "shmring"
-_POLL_S = 0.05  # time after which a wait looks whether a program has ended without its last call
 _END = b"end"  # the text of the custom call that ends a region
-_calls: dict[bytes, _compiled.XlaCall | None] = {_END: None}  # by the text in custom calls
+_calls: dict[bytes, _compiled.XlaCall] = {}  # by the text in custom calls
 
 
 class _Order(effects.Effect):  # type: ignore[misc]
@@ -56,7 +55,7 @@ class _Order(effects.Effect):  # type: ignore[misc]
 
 
 _ORDER = _Order()
-_is_top_level = core.trace_ctx.is_top_level
+_context, _no_trace = core.trace_ctx, core.eval_trace  # read in each call, without calls of Python
 _tokens = dispatch.runtime_tokens
 for _allowed in (
     effects.ordered_effects,
@@ -258,7 +257,7 @@ class Jit:
 
     def _trace(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """Return the results of a region of the function."""
-        if _is_top_level():  # jax.disable_jit
+        if _context.trace is _no_trace:  # jax.disable_jit
             return function(*args, **keywords)
         leaves, structure = jax.tree.flatten((args, keywords))
         traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, core.Tracer)]
@@ -277,16 +276,17 @@ class Jit:
         return structure.unflatten(values) if structure.num_leaves else _Nothing(structure, *values)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        if not _is_top_level():
+        if _context.trace is not _no_trace:
             return self._inner(*args, **keywords)
-        for token in _tokens.current_tokens.values():  # of plain programs
-            token.block_until_ready()
+        if _tokens.current_tokens:  # of plain programs, perhaps under way
+            for token in _tokens.current_tokens.values():
+                token.block_until_ready()
         try:
             results = self._region(*args, **keywords)
-            if not _compiled.take_end():  # it runs on a thread of XLA, or has failed
+            if not _compiled.take_own_end():  # it runs on a thread of XLA, or has failed
                 self._await_end(jax.tree.leaves(results)[0])
         except BaseException as error:
-            _compiled.take_end()
+            _compiled.take_own_end()
             own = own_error(error)
             if own is None:
                 raise
@@ -308,11 +308,8 @@ class Jit:
         if first.is_ready() or threading.current_thread() is not threading.main_thread():
             first.block_until_ready()
             return
-        end = threading.Lock()
-        end.acquire()
-        _compiled.release_at_end(end)
         try:
-            while not end.acquire(timeout=_POLL_S) and not first.is_ready():
+            while not _compiled.await_end() and not first.is_ready():
                 pass
         except BaseException as error:
             for group in self._groups:
