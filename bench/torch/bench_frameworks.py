@@ -66,7 +66,13 @@ def jax_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
         from mpi4py import MPI
         total = functools.partial(mpi4jax.allreduce, op=MPI.SUM, comm=MPI.COMM_WORLD)
         functions["mpi4jax"] = jax.jit(lambda x: first_of(total(x)))
-    functions["jit, in place"] = lambda x: (functions["jit"](x).block_until_ready(), comm.all_reduce(changed))[0]
+
+    def then_in_place(x: jax.Array) -> jax.Array:
+        found = functions["jit"](x).block_until_ready()
+        comm.all_reduce(changed)
+        return found
+
+    functions["jit, in place"] = then_in_place
     ways = {name: lambda run=run: run(given).block_until_ready() for name, run in functions.items()}
     return ways | {"psum": psum_way(comm, x)}
 

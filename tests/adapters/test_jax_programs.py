@@ -126,6 +126,9 @@ def give_options(comm):
     assert jax.jit(nested)(jnp.ones(2)).tolist() == [4, 4]
     with jax.disable_jit():
         assert nested(jnp.ones(2)).tolist() == [4, 4]
+        assert adapter.jit(lambda: adapter.barrier(comm))() is None
+        assert adapter.jit(lambda x: 5)(1) == 5
+    assert adapter.jit(lambda x: x + 1)(1) == 2
 
     class Model:
         @functools.partial(adapter.jit, static_argnums=0)
@@ -192,6 +195,28 @@ def fuse(comm):
 
 def test_a_pytree_is_one_call(world_of):
     world_of(2, timeout_s=SLOW_S)(fuse)
+
+
+def repeat_leaves(comm):
+    """XLA gives equal leaves one buffer."""
+    import jax
+    import jax.numpy as jnp
+
+    def program(x):
+        y = 2 * x
+        return adapter.all_reduce([x, x.reshape(-1), y, y, jnp.zeros(6), jnp.zeros(6), y + 1, x], comm)
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    for run in adapter.jit(program), jax.jit(program), program:
+        found = [np.ravel(leaf).tolist() for leaf in run(x)]
+        first = [comm.size * item for item in range(6)]
+        twice, more = [2 * item for item in first], [2 * item + comm.size for item in first]
+        assert found == [first, first, twice, twice, [0] * 6, [0] * 6, more, first]
+        assert x.ravel().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_equal_leaves_are_reduced_apart(world_of):
+    world_of(2, timeout_s=SLOW_S)(repeat_leaves)
 
 
 def reduce_in_place(comm):
@@ -289,6 +314,12 @@ def transform(comm):
     assert np.allclose(change, 2 * x * sum(range(1, size + 1)))
     assert np.allclose(jax.grad(lambda x: total(x).sum())(x), size * 2 * x)
     assert np.allclose(adapter.jit(jax.grad(lambda x: total(x).sum()))(x), size * 2 * x)
+    both = adapter.jit(
+        lambda x, y: adapter.all_reduce({"x": x, "y": y}, comm)
+    )  # y is a constant of the gradient
+    partly = jax.grad(lambda x: (both(x, 2 * jnp.ones(3))["x"] * both(x, jnp.ones(3))["y"]).sum())
+    assert np.allclose(partly(x), size * size)
+    assert np.allclose(jax.jit(partly)(x), size * size)
     assert np.allclose(jax.jacrev(total)(x), np.diag(size * 2 * x))
     assert np.allclose(jax.jacfwd(total)(x), np.diag(size * 2 * x))
 
@@ -544,6 +575,40 @@ def test_independent_calls_run_in_the_programs_order_and_never_overlap(tmp_path)
     threads = "--xla_force_host_platform_device_count=8"
     text = output_of(start(sys.executable, write_script(tmp_path, ORDER), 1000, XLA_FLAGS=threads))
     assert "well" in text.splitlines(), text
+
+
+EVERY_DTYPE = """
+    import jax, jax.numpy as jnp, ml_dtypes, numpy as np
+    import shmring
+    from shmring.adapters import jax as adapter
+
+    dtypes = [*"bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split(),
+              *"complex64 complex128 bfloat16 float8_e4m3fn float8_e5m2".split()]
+    with shmring.init() as comm:
+        for dtype in map(np.dtype, dtypes):
+            x = (np.arange(6) % 3 + comm.rank).astype(dtype)
+            for op in "sum", "prod", "max", "min", "avg", "band", "bor", "bxor", "land", "lor", "lxor":
+                expected = x.copy()
+                try:
+                    comm.all_reduce(expected, op)
+                except TypeError as error:
+                    expected = error
+                try:
+                    found = adapter.jit(lambda x: adapter.all_reduce(x, comm, op))(x)
+                except TypeError as error:
+                    assert str(error) == str(expected), (dtype, op, error)
+                else:
+                    assert found.dtype == dtype, (dtype, found.dtype)
+                    assert np.asarray(found).tobytes() == expected.tobytes(), (dtype, op)
+            assert np.asarray(adapter.all_gather(x, comm)).tobytes() == comm.all_gather(x).tobytes(), dtype
+    print("well")
+"""
+
+
+def test_every_dtype_and_op_gives_the_bits_and_errors_of_the_communicator(tmp_path):
+    launcher = [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", 2]
+    text = output_of(start(*launcher, write_script(tmp_path, EVERY_DTYPE), JAX_ENABLE_X64="1"))
+    assert text.split().count("well") == 2, text
 
 
 CACHED = """

@@ -23,6 +23,7 @@ argument or the caller has donated it. Other arguments would be copied first.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import threading
 import types
@@ -107,7 +108,10 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Cal
 def _transpose(cotangents: Sequence[Any], *leaves: Any, call: Call) -> Any:
     given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
     found = call.transposed(given, collective)
-    return [leaf.reshape(old.aval.shape) for leaf, old in zip(found, leaves, strict=True)]
+    return [
+        leaf.reshape(old.aval.shape) if ad.is_undefined_primal(old) else None  # None for a constant
+        for leaf, old in zip(found, leaves, strict=True)
+    ]
 
 
 def _batch(leaves: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
@@ -165,7 +169,8 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     text = call.text.encode()
     if text not in _calls:
         op = call.how[0] if call.kind == "all_reduce" else None
-        _calls[text] = _compiled.XlaCall(call.group.comm, call.run, op)
+        run = functools.partial(_run_on_separate_arrays, call) if op else call.run
+        _calls[text] = _compiled.XlaCall(call.group.comm, run, op)
     in_place: list[int] = []
     if call.kind == "all_reduce":
         in_place = [i for i, operand in enumerate(operands) if _may_be_overwritten(operand)]
@@ -173,6 +178,19 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     token, values = _custom_call(text, ctx.tokens_in.get(_ORDER), operands, results, in_place)
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_ORDER: token})))
     return values
+
+
+def _run_on_separate_arrays(
+    call: Call, comm: shmring.Comm, arrays: list[shmring.Memory], outs: list[shmring.Memory]
+) -> None:
+    """Run a call whose arrays must be disjoint: XLA gives equal leaves one buffer."""
+    seen: set[int] = set()
+    for i, array in enumerate(arrays):
+        if array.nbytes and array.address in seen:
+            ctypes.memmove(outs[i].address, array.address, array.nbytes)
+            arrays[i] = outs[i]
+        seen.add(array.address)
+    call.run(comm, arrays, outs)
 
 
 def _check_device(context: Any) -> None:
@@ -284,7 +302,7 @@ class Jit:
         try:
             results = self._region(*args, **keywords)
             if not _compiled.take_own_end():  # it runs on a thread of XLA, or has failed
-                self._await_end(jax.tree.leaves(results)[0])
+                self._await_end(results)
         except BaseException as error:
             _compiled.take_own_end()
             own = own_error(error)
@@ -300,11 +318,14 @@ class Jit:
         """Lower the function as plain `jax.jit` does, to inspect it or to compile it ahead of time."""
         return self._inner.lower(*args, **keywords)
 
-    def _await_end(self, first: Any) -> None:
+    def _await_end(self, results: Any) -> None:
         """Wait until the region has ended. A signal handler that raises ends its communicators on all ranks.
 
         Only the main thread runs signal handlers, and not while it waits within JAX.
         """
+        first = next((leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)), None)
+        if first is None:  # jax.disable_jit
+            return
         if first.is_ready() or threading.current_thread() is not threading.main_thread():
             first.block_until_ready()
             return
