@@ -75,7 +75,7 @@ def jit(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     if function is None:
         return functools.partial(jit, **options)
-    return _way().Jit(function, options)
+    return _way().jit(function, options)
 
 
 def calls_through() -> str:

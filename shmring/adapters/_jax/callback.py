@@ -6,7 +6,6 @@ JAX copies the arguments before the callback and the results after it; the callb
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,23 +64,17 @@ _differentiable = jax.custom_vjp(_run, nondiff_argnums=(0,))
 _differentiable.defvjp(_forward, _backward)
 
 
-class Jit:
-    """`jax.jit` that returns when the calls of the program are over."""
+def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Return `jax.jit` of the function, which returns when the calls of the program are over."""
+    inner: Any = jax.jit(function, **options)
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
-        functools.update_wrapper(self, function)
-        self._inner = jax.jit(function, **options)
-
-    def __get__(self, instance: Any, _: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def lower(self, *args: Any, **keywords: Any) -> Any:
-        """Lower the function as `jax.jit` does."""
-        return self._inner.lower(*args, **keywords)
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        results = self._inner(*args, **keywords)
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        results = inner(*args, **keywords)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(results)):
             jax.block_until_ready(results)
             jax.effects_barrier()
         return results
+
+    call.lower = inner.lower  # type: ignore[attr-defined]
+    return call
