@@ -165,7 +165,8 @@ static inline bool sr_xla_take_own_end(void)
 static inline void sr_xla_publish_end(void) { sr_flag_mark(&sr_xla_end, 1, &sr_xla_end_event); }
 
 /* Wait until a region has ended on a thread of XLA, at most `limit_ns`, and return whether one has. The wait sleeps
-   only after `yield_ns`: two wakes take longer than a small program does, and on one CPU the program needs the yields. */
+   only after `yield_ns`: two wakes take longer than a small program does, and on one CPU the program needs the
+   yields. */
 static inline bool sr_xla_await_end(uint64_t yield_ns, uint64_t limit_ns)
 {
     const uint64_t begin = sr_now_ns();

@@ -57,6 +57,7 @@ class _Order(effects.Effect):  # type: ignore[misc]
 _ORDER = _Order()
 _context, _no_trace = core.trace_ctx, core.eval_trace  # read in each call, without calls of Python
 _tokens = dispatch.runtime_tokens
+_Array = type(jax.numpy.zeros(0))
 for _allowed in (
     effects.ordered_effects,
     effects.lowerable_effects,
@@ -329,15 +330,16 @@ class _Region:
 
         Only the main thread runs signal handlers, and not while it waits within JAX.
         """
-        first = next((leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)), None)
-        if first is None:  # jax.disable_jit
-            return
-        if first.is_ready() or threading.current_thread() is not threading.main_thread():
-            first.block_until_ready()
-            return
+        first = results
+        if type(results) is not _Array:  # on one CPU, every line here delays the program
+            arrays = [leaf for leaf in jax.tree.leaves(results) if type(leaf) is _Array]
+            if not arrays:  # jax.disable_jit
+                return
+            first = arrays[0]
         try:
-            while not _compiled.await_end() and not first.is_ready():
-                pass
+            if threading.get_ident() == threading.main_thread().ident:
+                while not _compiled.await_end() and not first.is_ready():
+                    pass
         except BaseException as error:
             for group in self._groups:
                 comm = group.comm()
