@@ -102,6 +102,7 @@ cdef tuple XLA_DTYPES = (
 cdef class _Known:
     cdef void *data
     cdef int64_t count
+    cdef int dtype
     cdef object memory
 
 
@@ -205,9 +206,10 @@ cdef int make_call(XlaCall call, const sr_xla_buffers *arguments, const sr_xla_b
 # Return `known` if it is the buffer's, else a new one.
 cdef _Known known_as(_Known known, const sr_xla_buffer *buffer):
     cdef int64_t count = sr_xla_item_count(buffer)
-    if known is None or known.data != buffer.data or known.count != count:
+    if known is None or known.data != buffer.data or known.count != count or known.dtype != buffer.dtype:
         known = _Known.__new__(_Known)
-        known.data, known.count, known.memory = buffer.data, count, memory_of_buffer(buffer)
+        known.data, known.count, known.dtype = buffer.data, count, buffer.dtype
+        known.memory = memory_of_buffer(buffer)
     return known
 
 

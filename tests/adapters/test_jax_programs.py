@@ -74,6 +74,27 @@ def call_everything(comm):
         jax.block_until_ready(found)
 
 
+def change_dtypes(comm):
+    """Programs that differ in the dtype alone get arguments at the same address."""
+    import jax
+
+    total = adapter.jit(lambda x: adapter.all_reduce(x, comm))
+    room = np.zeros(128, "u1")
+    begin = -room.ctypes.data % 64
+    for dtype in "float32", "int32", "uint32", "float32":
+        x = room[begin : begin + 24].view(dtype)
+        x[:] = comm.rank + 1
+        given = jax.dlpack.from_dlpack(x)  # the same memory
+        assert given.unsafe_buffer_pointer() == x.ctypes.data
+        found = total(given)
+        assert (found.dtype, found.tolist()) == (dtype, [3] * 6)
+        del given, found
+
+
+def test_the_dtype_is_that_of_the_call(world_of):
+    world_of(2, timeout_s=SLOW_S)(change_dtypes)
+
+
 def test_every_call_in_one_program(world_of):
     world_of(N, timeout_s=SLOW_S)(call_everything)
 
@@ -500,6 +521,38 @@ def interrupt(comm, large):
 def test_ctrl_c_ends_the_wait_on_all_ranks(three, large):
     outcomes = three.meet(timeout_s=SLOW_S).outcomes(interrupt, large)
     assert outcomes == [None] * 3
+
+
+def interrupt_after_dispatch(comm):
+    """A signal handler raises when JAX has begun the program, and before the adapter waits for it."""
+    from shmring.adapters._jax import xla
+
+    class Interrupting:
+        def __getattr__(self, name):
+            return getattr(compiled, name)
+
+        def take_own_end(self):
+            if interrupts:
+                raise interrupts.pop()
+            return compiled.take_own_end()
+
+    compiled, interrupts = xla._compiled, []
+    xla._compiled = Interrupting()
+    try:
+        reduce, x = work_large(comm, True)
+    finally:
+        xla._compiled = compiled
+    reduce(x)
+    if comm.rank == 0:
+        interrupts.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            reduce(x)
+    with pytest.raises(shmring.Aborted, match="KeyboardInterrupt in rank 0"):
+        comm.barrier()
+
+
+def test_an_interrupt_while_a_program_begins_ends_the_communicator(three):
+    assert three.meet(timeout_s=SLOW_S).outcomes(interrupt_after_dispatch) == [None] * 3
 
 
 def call_in_two_threads(comm):

@@ -280,16 +280,19 @@ def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., 
         if _tokens.current_tokens:  # of plain programs, perhaps under way
             for token in _tokens.current_tokens.values():
                 token.block_until_ready()
+        results = None
         try:
             results = outer(*args, **keywords)
             if not take_own_end():  # it runs on a thread of XLA, or has failed
                 region.await_end(results)
         except BaseException as error:
-            take_own_end()
+            has_ended = take_own_end()
             own = own_error(error)
-            if own is None:
-                raise
-            raise own from None
+            if own is not None:
+                raise own from None
+            if not has_ended and (results is not None or not isinstance(error, Exception)):
+                region.give_up(error, results)
+            raise
         return results.structure.unflatten(()) if type(results) is _Nothing else results
 
     take_own_end = _compiled.take_own_end
@@ -326,30 +329,38 @@ class _Region:
         return structure.unflatten(values) if structure.num_leaves else _Nothing(structure, *values)
 
     def await_end(self, results: Any) -> None:
-        """Wait until the region has ended. A signal handler that raises ends its communicators on all ranks.
+        """Wait until the region has ended.
 
         Only the main thread runs signal handlers, and not while it waits within JAX.
         """
-        first = results
-        if type(results) is not _Array:  # on one CPU, every line here delays the program
-            arrays = [leaf for leaf in jax.tree.leaves(results) if type(leaf) is _Array]
-            if not arrays:  # jax.disable_jit
-                return
-            first = arrays[0]
-        try:
-            if threading.get_ident() == threading.main_thread().ident:
-                while not _compiled.await_end() and not first.is_ready():
-                    pass
-        except BaseException as error:
-            for group in self._groups:
-                comm = group.comm()
-                if comm is not None:
-                    with contextlib.suppress(shmring.Error):
-                        comm.abort(f"{type(error).__name__} in rank {comm.rank}, in a program of JAX")
+        first = _first_array(results)
+        if first is None:  # jax.disable_jit
+            return
+        if threading.get_ident() == threading.main_thread().ident:
+            while not _compiled.await_end() and not first.is_ready():
+                pass
+        first.block_until_ready()
+
+    def give_up(self, error: BaseException, results: Any) -> None:
+        """End the region's communicators on all ranks, since its program may be under way, and await its end.
+
+        results: those of the program; None if they are not known, and perhaps it has not begun.
+        """
+        for group in self._groups:
+            comm = group.comm()
+            if comm is not None:
+                with contextlib.suppress(shmring.Error):
+                    comm.abort(f"{type(error).__name__} in rank {comm.rank}, in a program of JAX")
+        first = _first_array(results)
+        if first is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 first.block_until_ready()
-            raise
-        first.block_until_ready()
+
+
+def _first_array(results: Any) -> Any:
+    if type(results) is _Array:  # on one CPU, every line here delays the program
+        return results
+    return next((leaf for leaf in jax.tree.leaves(results) if type(leaf) is _Array), None)
 
 
 def _groups_of(jaxpr: Any) -> set[Group]:
