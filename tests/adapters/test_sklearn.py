@@ -12,7 +12,11 @@ pytestmark = needs("sklearn")
 CLASSES = np.arange(10)
 
 
-# Only the tests import scikit-learn: it takes a second, which each worker of pytest would spend to find them.
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """Import scikit-learn before ranks are forked. It takes a second, so not while tests are collected."""
+    import sklearn.linear_model
+    import sklearn.neural_network  # noqa: F401
 
 
 def SGDClassifier(**how):

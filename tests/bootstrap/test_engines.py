@@ -215,6 +215,7 @@ def test_the_manifests_parts_fit_together(manifest):
     assert {mount["name"] for each in containers for mount in each["volumeMounts"]} == volumes
 
 
+@pytest.mark.slow
 def test_the_manifests_command_runs(manifest, tmp_path):
     # As in two pods, which SHMRING_NODE distinguishes here; they use loopback.
     container = manifest["Job"]["spec"]["template"]["spec"]["containers"][0]

@@ -60,6 +60,7 @@ def test_runs_alone():
     assert "1 rank(s)" in done.stdout
 
 
+@pytest.mark.slow
 def test_plain_lines_without_tqdm(tmp_path):
     (tmp_path / "tqdm.py").write_text("raise ImportError")
     done = run(DIGITS, "--epochs", "30", path=f"{tmp_path}{os.pathsep}{PACKAGE_PARENT}")

@@ -140,6 +140,7 @@ def test_histogram_of_a_file(tmp_path, dtype):
     assert_counts(on_any_number_of_ranks("histogram", *options), values.astype(float), 7)
 
 
+@pytest.mark.slow
 def test_histogram_of_few_random_numbers_with_more_ranks_than_blocks():
     printed = on_any_number_of_ranks("histogram", "--elements", 1000, "--bins", 5, "--seed", 9, ranks=(1, 4))
     values = np.random.Generator(np.random.Philox(9)).standard_normal(1000)
@@ -183,6 +184,7 @@ def test_fused_and_overlapped_training_comes_to_the_same_bits(nranks):
 # --- priorities ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nranks", first(1, [2, 1, 4]))
 def test_gradients_by_priority_come_to_the_same_bits(nranks):
     small = "--rounds", 2, "--steps", 3, "--layers", 4, "--width", 20, "--batch", 64

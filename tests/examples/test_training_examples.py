@@ -30,6 +30,7 @@ def shmrun(nprocs, script, *arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.limit(150)
 @pytest.mark.parametrize("nprocs", first(1, [2, 1, 4]))
 def test_a_pipeline_comes_to_the_weights_of_the_delayed_update(nprocs):

@@ -54,6 +54,7 @@ def test_compressed_training_learns(nranks):
     assert float(rows["bf16"][-1]) == 2
 
 
+@pytest.mark.slow
 def test_an_accuracy_under_the_threshold_is_a_failed_run():
     pytest.importorskip("sklearn")
     done = run(1, "examples/compressed_training.py", "--epochs", 0)

@@ -33,6 +33,7 @@ def train(nranks, *options):
     return shmrun(nranks, ROOT / "examples" / "parameter_server.py", *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nranks", "dedicated"), first(1, [(4, 1), (2, 0), (1, 0)]))
 def test_every_way_trains_the_digits(nranks, dedicated):
     options = ("--steps", 300, "--lr", 0.2, "--slow-ms", 0.2, "--hidden", 32, "--staleness", 3)

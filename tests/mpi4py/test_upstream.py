@@ -45,6 +45,7 @@ def test_every_exclusion_has_a_reason_and_stands_for_something(tests):
         assert list(tests.glob(f"{pattern.partition('.')[0]}.py")), pattern
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_on_one_rank_fails(tmp_path):
     """The table is not to say that a test passed if one rank failed, hung or died in it."""
     (tmp_path / "test_some.py").write_text(

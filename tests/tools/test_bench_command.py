@@ -535,7 +535,13 @@ def interrupted(kill, *arguments):
     return process.returncode, rest, reported
 
 
-@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the command alone", "as a terminal does"])
+@pytest.mark.parametrize(
+    "kill",
+    [
+        pytest.param(os.kill, id="the command alone"),
+        pytest.param(os.killpg, id="as a terminal does", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_ends_it_with_what_there_is(tmp_path, kill):
     path = tmp_path / "out.json"
     status, rest, reported = interrupted(kill, "--output", str(path))
