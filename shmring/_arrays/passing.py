@@ -259,6 +259,7 @@ def _used_again(nbytes: int) -> Block | None:
 
 def _make_block(nbytes: int, data: _Array | None) -> Block:
     """Return a new block that begins with these bytes."""
+    maker = os.getpid()  # now: an exception between the try statement and Block would lose the descriptor
     fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
     try:
         purpose = "a shared array"
@@ -268,7 +269,7 @@ def _make_block(nbytes: int, data: _Array | None) -> Block:
     except BaseException:
         os.close(fd)
         raise
-    return Block(fd, nbytes, True, True, os.getpid())
+    return Block(fd, nbytes, True, True, maker)
 
 
 # ---- what users call ---------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ static inline void check_begin(const char *name)
 {
     printf("%s\n", name);
     fflush(stdout);
-    alarm(100);
+    alarm(200);
 }
 
 struct check_rank {
