@@ -40,7 +40,7 @@ COMPILE = [COMPILER, "-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fno-omit-frame-
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Threads are joined before the end, so nothing is gained by ThreadSanitizer's last second of looking.
 OPTIONS = {"TSAN_OPTIONS": "atexit_sleep_ms=0", "ASAN_OPTIONS": "detect_leaks=0"}
-LIMIT_S = 300  # the programs' own watchdogs are quicker: 100 s a test
+LIMIT_S = 300  # the programs' own watchdogs are quicker: 200 s a test
 
 
 def compile_c(source, program, *flags):

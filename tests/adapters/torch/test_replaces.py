@@ -251,7 +251,7 @@ def unserved(dtype):
 
     memory_of, staged = tensors.memory_of, tensors._staged
     prepare = functools.partial(
-        group.all_reduce.prepare, c10d.AllreduceOptions, vars(group.profiler), group._OPS
+        group._compiled.prepare_torch, c10d.AllreduceOptions, vars(group.profiler), group._OPS
     )
 
     def memory_of_others(tensor):
