@@ -300,7 +300,7 @@ def recv(like: Any, comm: shmring.Comm, source: int, tag: int = 0) -> Any:
     Parameters
     ----------
     like : pytree of arrays
-        Arrays, or `jax.ShapeDtypeStruct` objects, of the shapes and dtypes of the leaves. Values are not used.
+        Arrays, or `jax.ShapeDtypeStruct` objects, of the shapes and dtypes of the leaves. No value is used.
     comm
         As in `all_reduce`.
     source : int
