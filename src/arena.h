@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#define SR_PAGE_NBYTES ((size_t)4096)
+#include "layout.h"
 
 typedef struct {
     uint32_t npages : 31;
@@ -41,12 +41,12 @@ static inline int sr_arena_open(sr_arena *a, void *begin, size_t npages) {
 static inline void sr_arena_close(sr_arena *a) { free(a->run); }
 
 static inline int sr_arena_has(const sr_arena *a, const void *p) {
-    return (size_t)((const unsigned char *)p - a->begin) < a->npages * SR_PAGE_NBYTES;
+    return (size_t)((const unsigned char *)p - a->begin) < a->npages * SR_PAGE;
 }
 
 /* Return nbytes, at least 1, at the beginning of a page; NULL if no free run has so many. */
 static inline void *sr_arena_take(sr_arena *a, size_t nbytes) {
-    size_t wanted = nbytes / SR_PAGE_NBYTES + (nbytes % SR_PAGE_NBYTES != 0);
+    size_t wanted = nbytes / SR_PAGE + (nbytes % SR_PAGE != 0);
     for (size_t at = 0; at < a->npages; at += a->run[at].npages) {
         sr_run *run = &a->run[at];
         if (run->used) continue;
@@ -56,18 +56,18 @@ static inline void *sr_arena_take(sr_arena *a, size_t nbytes) {
         if (run->npages > wanted) a->run[at + wanted] = (sr_run){run->npages - (uint32_t)wanted, 0};
         *run = (sr_run){(uint32_t)wanted, 1};
         a->used_pages += wanted;
-        return a->begin + at * SR_PAGE_NBYTES;
+        return a->begin + at * SR_PAGE;
     }
     return NULL;
 }
 
 static inline sr_run *sr_arena_run_of(const sr_arena *a, const void *p) {
-    return &a->run[(size_t)((const unsigned char *)p - a->begin) / SR_PAGE_NBYTES];
+    return &a->run[(size_t)((const unsigned char *)p - a->begin) / SR_PAGE];
 }
 
 /* Return the bytes that may be used at p, which sr_arena_take returned. */
 static inline size_t sr_arena_nbytes(const sr_arena *a, const void *p) {
-    return sr_arena_run_of(a, p)->npages * SR_PAGE_NBYTES;
+    return (size_t)sr_arena_run_of(a, p)->npages * SR_PAGE;
 }
 
 static inline void sr_arena_give_back(sr_arena *a, void *p) {

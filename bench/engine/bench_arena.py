@@ -9,13 +9,17 @@ medians in microseconds. The last line is the time of an empty `with` statement.
 import argparse
 import itertools
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 import shmring
 
-UNITS = {"K": 1 << 10, "M": 1 << 20}
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for bench
+
+from bench.common.arguments import parse_size
 
 
 def measure(comm, nbytes, rounds):
@@ -69,7 +73,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     chosen = parser.parse_args()
     sizes = chosen.sizes.split(",")
-    numbers = [int(size[:-1]) * UNITS[size[-1]] for size in sizes]
+    numbers = [parse_size(size) for size in sizes]
     rows, entering = shmring.spawn(run, chosen.ranks, args=(numbers, chosen.rounds))[0]
     print(f"{'bytes':>6} {'arena':>9} {'empty':>9} {'ordinary':>9} {'/ empty':>9} {'/ ordinary':>11}")
     for size, (arena, shared, ordinary) in zip(sizes, rows, strict=True):

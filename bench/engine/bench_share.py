@@ -8,17 +8,22 @@ of each page. The figures are medians in milliseconds.
 
 import argparse
 import statistics
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import numpy as np
 
 import shmring
 from shmring.adapters.pools import Executor
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for bench
+
+from bench.common.arguments import parse_size
+
 KEPT_NBYTES = 1 << 30
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def read(x):
@@ -100,10 +105,6 @@ def milliseconds(way):
     return (time.perf_counter() - begin_s) * 1e3
 
 
-def size_of(text):
-    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="8K,64K,256K,1M,16M,256M")
@@ -112,7 +113,7 @@ def main():
     asked = parser.parse_args()
     with ProcessPoolExecutor(1) as pool, ProcessPoolExecutor(1) as keeping, Executor(1) as auto:
         for size in asked.sizes.split(","):
-            nbytes = size_of(size)
+            nbytes = parse_size(size)
             ways = ways_of(pool, keeping, auto, nbytes)
             if asked.joblib:
                 ways |= joblib_ways_of(nbytes)

@@ -21,7 +21,7 @@ from .._core.kernels cimport (
     SR_BF16, SR_BOOL, SR_C128, SR_C64, SR_F16, SR_F32, SR_F64, SR_F8_E4M3FN, SR_F8_E5M2, SR_I16, SR_I32, SR_I64, SR_I8,
     SR_U16, SR_U32, SR_U64, SR_U8, dtype_nbytes,
 )
-from .._core.segment cimport SR_ITEM_NAME_NBYTES
+from .._core.segment cimport SR_ITEM_NAME_NBYTES, SR_PAGE
 
 import contextvars
 
@@ -34,7 +34,6 @@ from . import buffers
 cdef extern from "arena.h" nogil:
     ctypedef struct sr_arena:
         size_t npages, used_pages
-    size_t SR_PAGE_NBYTES
     int sr_arena_open(sr_arena *, void *begin, size_t npages)
     void sr_arena_close(sr_arena *)
     bint sr_arena_has(const sr_arena *, const void *p)
@@ -618,7 +617,7 @@ cdef object handler_over(cnp.ndarray memory, size_t smallest_nbytes):
         <object> cnp.PyDataMem_DefaultHandler, b"mem_handler")
     cdef Handler *h = <Handler *> calloc(1, sizeof(Handler))
     cdef object capsule
-    if h == NULL or sr_arena_open(&h.arena, cnp.PyArray_DATA(memory), cnp.PyArray_NBYTES(memory) // SR_PAGE_NBYTES) < 0:
+    if h == NULL or sr_arena_open(&h.arena, cnp.PyArray_DATA(memory), cnp.PyArray_NBYTES(memory) // SR_PAGE) < 0:
         free(h)
         raise MemoryError()
     strcpy(h.of_numpy.name, b"shmring_arena")
@@ -671,11 +670,11 @@ cdef class Arena:
 
     @property
     def nbytes(self):
-        return self.handler.arena.npages * SR_PAGE_NBYTES
+        return self.handler.arena.npages * <size_t> SR_PAGE
 
     @property
     def used_nbytes(self):
-        return self.handler.arena.used_pages * SR_PAGE_NBYTES
+        return self.handler.arena.used_pages * <size_t> SR_PAGE
 
     def __repr__(self):
         return f"<shmring.Arena of {size_text(self.nbytes)}, {size_text(self.used_nbytes)} in use>"

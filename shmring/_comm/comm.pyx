@@ -601,9 +601,7 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self._arena, whole_pages(wanted), smallest, timeout_s)
 
     def _arena(self, nbytes, smallest_nbytes, double timeout_s):
-        import numpy as np
-
-        return Arena(self.arrays.empty((nbytes,), np.dtype(np.uint8), timeout_s), smallest_nbytes)
+        return Arena(self.arrays.empty(*check_array(nbytes, "uint8"), timeout_s), smallest_nbytes)
 
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: return one array, filled with zeros, whose memory all ranks of the host share.

@@ -238,14 +238,14 @@ def all_to_all(tree: Any, comm: shmring.Comm) -> Any:
     Parameters
     ----------
     tree : pytree of arrays
-        Of shape (size, *s), or of size · k rows, whose parts are k rows.
+        Each has the shape (size, *s), or size · k rows, whose parts are k rows.
     comm
         As in `all_reduce`.
 
     Returns
     -------
     pytree of arrays
-        Of the same shapes.
+        They have the shapes of the leaves.
 
     Raises
     ------

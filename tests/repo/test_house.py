@@ -27,7 +27,7 @@ if not (ROOT / "src").is_dir():
 C_HOUSE = {
     "layout.h": set(),
     "fault.h": set(),
-    "arena.h": set(),
+    "arena.h": {"layout.h"},
     "sync/clock.h": set(),
     "sync/cpu.h": {"layout.h"},
     "sync/event.h": {"layout.h"},
