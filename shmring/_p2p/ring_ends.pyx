@@ -33,7 +33,7 @@ from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 from .ring_frames cimport (
     ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, JOIN_NBYTES, KIND_BITS, LONG_POLL_NS,
     MOST_DIMENSIONS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK, POLLS_A_SIGNAL_CHECK, POLL_NS,
-    SHORT_POLLS, WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
+    WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
 )
 
 import queue
@@ -543,7 +543,7 @@ cdef class Ends:
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
                 npolls += 1
-                next_poll = now + (POLL_NS if npolls < SHORT_POLLS else LONG_POLL_NS)
+                next_poll = now + LONG_POLL_NS
             if now >= deadline[0]:
                 self.check_if_due(side, room_nbytes)
                 if side == SR_PRODUCER and self.is_ready(side, room_nbytes):
@@ -581,7 +581,7 @@ cdef class Ends:
                              int *npolls) noexcept nogil:
         cdef sr_watcher watcher
         cdef uint64_t now, interval = LONG_POLL_NS
-        cdef bint is_watched = side == SR_CONSUMER and npolls[0] >= SHORT_POLLS and self.watched_fd[side] >= 0 \
+        cdef bint is_watched = side == SR_CONSUMER and npolls[0] > 0 and self.watched_fd[side] >= 0 \
             and sr_watcher_start(&watcher, self.watched_fd[side], self.event_of(side))
         cdef bint ready = False
         if is_watched:
@@ -608,7 +608,7 @@ cdef class Ends:
     # which shows a death earlier: before the kernel has freed the memory.
     cdef int check_awaited(self, int side, uint64_t room_nbytes, int npolls) except -1:
         cdef int pid = self.awaited_pid(side)
-        if pid == 0 and npolls > SHORT_POLLS and npolls % POLLS_AN_ABSENT_CHECK:
+        if pid == 0 and npolls % POLLS_AN_ABSENT_CHECK:
             return 0
         if pid != self.watched_pid[side]:
             self.stop_watching(side)
