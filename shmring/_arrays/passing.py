@@ -577,15 +577,18 @@ def _machine() -> str:
 
 
 def _token() -> str:
-    """Return the name of this process's keeper, and prepare for the end of the process."""
+    """Return the name of this process's keeper."""
     if not _own or _own[0] != os.getpid():
         _own[:] = [os.getpid(), secrets.token_hex(16)]
-        # After the threads that write into pipes. multiprocessing forgets this in a fork.
-        util.Finalize(None, _end, exitpriority=-100)
     return str(_own[1])
 
 
 _own: list[Any] = []
+
+
+def _prepare_end(*_: object) -> None:
+    """Have this process call `_end` after the threads that write into pipes, which may send arrays."""
+    util.Finalize(None, _end, exitpriority=-100)
 
 
 def _end() -> None:
@@ -636,6 +639,7 @@ def _after_fork_in_child() -> None:
     _guard = threading.Lock()
     if _in_keeper:
         return
+    _prepare_end()
     _sent.clear()  # its parent's pickles
     for block in [*_blocks.values(), *_kept]:
         block.under_way.clear()
@@ -647,3 +651,5 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(
     before=_before_fork, after_in_parent=lambda: _guard.release(), after_in_child=_after_fork_in_child
 )
+_prepare_end()
+util.register_after_fork(_prepare_end, _prepare_end)  # multiprocessing's children forget what was prepared

@@ -69,6 +69,21 @@ def put(queue, count):
         queue.put([number, {"x": shmring.share(np.full((100, 50), number))}])
 
 
+class PickledLate:
+    """An object with a shared array that a queue's thread pickles when its process has begun to end."""
+
+    def __init__(self):
+        self.x = shmring.share(np.arange(1000))
+
+    def __reduce__(self):
+        time.sleep(0.3)
+        return list, ((self.x,),)
+
+
+def put_late(queue):
+    queue.put(PickledLate())
+
+
 # ---- the ways between processes ----------------------------------------------------------------------------
 
 
@@ -108,6 +123,18 @@ def test_arrays_outlive_their_sender(method):
         got = queue.get(timeout=30)
         assert got[0] == number
         assert (got[1]["x"] == number).all()
+
+
+@pytest.mark.limit(60)
+@pytest.mark.parametrize("method", METHODS)
+def test_arrays_outlive_a_sender_that_pickles_them_at_its_end(method):
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=put_late, args=(queue,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert (queue.get(timeout=30)[0] == np.arange(1000)).all()
 
 
 def test_nobody_keeps_arrays_for_a_process_that_has_ended(tmp_path):
