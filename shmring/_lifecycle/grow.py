@@ -89,7 +89,7 @@ def grow(
                     wanted.invite(meeting.world, rank)
                 answer = meeting.world.id, meeting.world.address
             except Exception as raised:
-                error, answer = agreed(raised), f"{type(raised).__name__}: {raised}"
+                error, answer = agreed(raised), _described(raised)
         # The key is not sent: all ranks have it.
         answers = comm.all_gather_object(answer, timeout=deadline.timeout_s())
         world = _world_of(answers[0], key, comm, wanted, error)
@@ -97,11 +97,13 @@ def grow(
             parts = _meet(comm, engine, settings, world, meeting, deadline)
         except Exception as raised:
             error = agreed(raised)
-        # A rank that has met must not go on if another has not, or their communicators would differ.
-        if comm.all_reduce(int(error is None), "min", timeout=timeout_s):
-            assert parts is not None
+        # A rank that has met must not go on if another has not, or their communicators would differ. A rank
+        # that failed at once waits here for those that wait for it until their deadline.
+        failure = None if error is None else _described(error)
+        failures = comm.all_gather_object(failure, timeout=deadline.timeout_s() + timeout_s)
+        if parts is not None and not any(failures):
             return parts
-        raise error or Error("another rank could not join the larger communicator; its error says why")
+        raise _with_reasons(error, failures, comm.rank)
     except BaseException:
         if parts is not None:
             parts.abandon()
@@ -109,6 +111,20 @@ def grow(
     finally:
         if meeting is not None and meeting.listener is not None:
             meeting.listener.close()
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _with_reasons(error: Exception | None, failures: list[str | None], rank: int) -> Exception:
+    """Return this rank's error, with a note for each other rank that could not join."""
+    if error is None:
+        error = agreed(Error("another rank could not join the larger communicator"))
+    for other, failure in enumerate(failures):
+        if failure is not None and other != rank:
+            error.add_note(f"rank {other} could not join: {failure}")
+    return error
 
 
 def _meeting(

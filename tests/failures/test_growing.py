@@ -178,6 +178,36 @@ def test_an_invitation_that_fails_harms_nothing(tmp_path):
         assert new.answers() == [(2, 3, 1, 1)]
 
 
+def cannot_join(comm, path):
+    """Rank 1 fails at once, so nobody else can join."""
+    join = growing.join
+    if comm.rank == 1:
+        growing.join = refuse_to_join
+    kind, text = (shmring.Timeout, "ranks 1, 2 of 3") if comm.rank == 0 else (OSError, "no socket")
+    try:
+        with pytest.raises(kind, match=text) as caught:
+            comm.grow(1, lambda world, rank: None, timeout=SHORT_S)
+    finally:
+        growing.join = join
+    check_works(comm, tuple(range(comm.size)))
+    return caught.value.__notes__, fields_of(comm.grow(1, write_to(path)))
+
+
+def refuse_to_join(*_, **__):
+    raise OSError("no socket")
+
+
+def test_a_rank_that_cannot_join_harms_nothing(tmp_path):
+    with Ranks(2) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_and_work, tmp_path / "world", 0)
+        (of_0, fields_0), (of_1, fields_1) = ranks(cannot_join, tmp_path / "world")
+        assert (fields_0, fields_1) == ((0, 3, 1, 1), (1, 3, 1, 1))
+        assert new.answers() == [(2, 3, 1, 1)]
+    assert of_0 == ["rank 1 could not join: OSError: no socket"]
+    assert of_1[0].startswith("rank 0 could not join: Timeout: ")
+
+
 def disagree(comm):
     comm.grow(1 + comm.rank, lambda world, rank: None)
 

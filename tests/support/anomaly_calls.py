@@ -13,6 +13,7 @@ import tempfile
 import time
 from fractions import Fraction
 
+import new_ranks
 import numpy as np
 
 import shmring
@@ -50,19 +51,27 @@ class Place:
             time.sleep(LATE_S)
 
 
-def case(function=None, *, one_host=False, is_last=False, is_first=False, ends_in_python=False):
+def case(
+    function=None, *, one_host=False, is_last=False, may_end=False, is_first=False, ends_in_python=False
+):
     """Enter a case by its name.
 
-    one_host: it is for ranks of one host only; is_last: it leaves no communicator; is_first: the communicator
-    has no allocations of first calls; ends_in_python: an exception can come after the end of the call in a
-    function of shmring that only returns, which is equivalent to the caller's next line.
+    one_host: it is for ranks of one host only; is_last: it leaves no communicator; may_end: an exception in
+    such a call may also end the communicator; is_first: the communicator has no allocations
+    of first calls; ends_in_python: an exception can come after the end of the call in a function of shmring
+    that only returns, which is equivalent to the caller's next line.
     """
     if function is None:
         return functools.partial(
-            case, one_host=one_host, is_last=is_last, is_first=is_first, ends_in_python=ends_in_python
+            case,
+            one_host=one_host,
+            is_last=is_last,
+            may_end=may_end,
+            is_first=is_first,
+            ends_in_python=ends_in_python,
         )
     function.one_host, function.is_last, function.is_first = one_host, is_last, is_first
-    function.ends_in_python = ends_in_python
+    function.may_end, function.ends_in_python = may_end, ends_in_python
     CASES[function.__name__] = function
     return function
 
@@ -601,12 +610,26 @@ def split(place):
 
 @case
 def group(place):
+    """Members that could not make the group do not repeat the call: the other ranks have their result."""
     comm = place.comm
-    found = yield call(comm.group, [1, 0])
-    if comm.rank < 2:
-        _check_group(found, 2)
-    else:
+    before = comm.stats()["calls"]
+
+    def make():
+        try:
+            return comm.group([1, 0])
+        except BaseException as error:
+            comm.iprobe(tag=99)  # raises if the communicator is over
+            if comm.stats()["calls"] == before:
+                raise
+            return error.with_traceback(None)
+
+    found = yield make
+    failed = comm.all_gather_object(isinstance(found, BaseException))
+    assert failed[:2] in ([False] * 2, [True] * 2), failed
+    if comm.rank >= 2:
         assert found is None
+    elif not failed[0]:
+        _check_group(found, 2)
 
 
 @case
@@ -990,3 +1013,26 @@ def shrink(place):
     left.all_reduce(x)
     same(x, total(SMALL, left.size))
     left.close()
+
+
+@functools.cache
+def _new_ranks(_pid):
+    return new_ranks.NewRanks()
+
+
+@case(is_last=True, may_end=True)
+def grow(place):
+    """All ranks and a new one go on, or the communicator ends on all ranks."""
+    comm = place.comm
+    size, joining = comm.size + 1, _new_ranks(os.getpid()) if comm.rank == 0 else None
+    try:
+        larger = yield call(comm.grow, 1, joining and joining.invite)
+        assert larger.size == size
+        x = new_ranks.values_of(larger.rank)
+        larger.all_reduce(x)
+        same(x, sum(map(new_ranks.values_of, range(size))))
+        larger.close()
+        assert joining is None or joining.end(wait_s=5.0) == new_ranks.RIGHT
+    finally:
+        if joining is not None:
+            assert joining.end() != new_ranks.WRONG
