@@ -27,10 +27,10 @@ import time
 import warnings
 import weakref
 from multiprocessing import parent_process, reduction, util
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .._system import segments
 from .._system.limits import explain
@@ -39,6 +39,8 @@ from . import keeper
 from .allocator import Part, check
 
 _Array = np.ndarray[Any, Any]
+_Shape = int | tuple[int, ...]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _MAGIC = 0x73686D72_61727261
 _HEAD_NBYTES = 4096
@@ -275,6 +277,12 @@ def _make_block(nbytes: int, data: _Array | None) -> Block:
 # ---- what users call ---------------------------------------------------------------------------------------
 
 
+@overload
+def share(
+    array: NDArray[_Scalar], *, writable: bool = False, copy: bool | None = True
+) -> NDArray[_Scalar]: ...
+@overload
+def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True) -> NDArray[Any]: ...
 def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True) -> _Array:
     """Return a copy of an array in shared memory. It travels between processes as a descriptor, not as bytes.
 
@@ -337,7 +345,15 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     return _shared(given.shape, given.dtype, writable, order, flat)
 
 
-def shared_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
+@overload
+def shared_empty(shape: _Shape, *, writable: bool = False) -> NDArray[np.float64]: ...
+@overload
+def shared_empty(
+    shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, writable: bool = False
+) -> NDArray[_Scalar]: ...
+@overload
+def shared_empty(shape: _Shape, dtype: DTypeLike, *, writable: bool = False) -> NDArray[Any]: ...
+def shared_empty(shape: _Shape, dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
     """Return an array in shared memory, as `share` does, whose values are arbitrary.
 
     Parameters
@@ -368,7 +384,15 @@ def shared_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writ
     return _shared(shape, dtype, writable, "C")
 
 
-def shared_zeros(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
+@overload
+def shared_zeros(shape: _Shape, *, writable: bool = False) -> NDArray[np.float64]: ...
+@overload
+def shared_zeros(
+    shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, writable: bool = False
+) -> NDArray[_Scalar]: ...
+@overload
+def shared_zeros(shape: _Shape, dtype: DTypeLike, *, writable: bool = False) -> NDArray[Any]: ...
+def shared_zeros(shape: _Shape, dtype: DTypeLike = float, *, writable: bool = False) -> _Array:
     """Return an array of zeros in shared memory, as `share` does.
 
     Parameters

@@ -395,7 +395,7 @@ class Collectives:
     @overload
     def scatter(
         self,
-        x: NDArray[_Scalar] | None,
+        x: NDArray[_Scalar] | None = None,
         root: SupportsIndex = 0,
         *,
         out: None = None,
@@ -407,7 +407,7 @@ class Collectives:
     @overload
     def scatter(
         self,
-        x: NDArray[_Scalar] | None,
+        x: NDArray[_Scalar] | None = None,
         root: SupportsIndex = 0,
         *,
         out: None = None,
@@ -419,7 +419,7 @@ class Collectives:
     @overload
     def scatter(
         self,
-        x: _Array | None,
+        x: _Array | None = None,
         root: SupportsIndex = 0,
         *,
         out: None = None,
@@ -431,7 +431,7 @@ class Collectives:
     @overload
     def scatter(
         self,
-        x: _Array | None,
+        x: _Array | None = None,
         root: SupportsIndex = 0,
         *,
         out: None = None,
@@ -443,7 +443,7 @@ class Collectives:
     @overload
     def scatter(
         self,
-        x: _Array | None,
+        x: _Array | None = None,
         root: SupportsIndex = 0,
         *,
         out: _Out,
@@ -455,7 +455,7 @@ class Collectives:
     @overload
     def scatter(
         self,
-        x: _Array | None,
+        x: _Array | None = None,
         root: SupportsIndex = 0,
         *,
         out: _Out,

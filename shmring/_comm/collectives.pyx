@@ -378,7 +378,7 @@ cdef class Collectives:
         """
         return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, by(priority))
 
-    def scatter(self, x, root=0, *, out=None, like=None, async_op=False, timeout=None):
+    def scatter(self, x=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Return this rank's part of the root's x.
 
         Parameters

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from .._bootstrap.join import World, check_nprocs, world
 from .._system.deadline import Deadline
@@ -38,9 +38,32 @@ _MARK = b"r"
 _HEAD_NBYTES = 10
 _CALL, _RETURNED, _RAISED = 0, 1, 2
 
+_Result = TypeVar("_Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
+@overload
+def spawn(
+    fn: Callable[..., _Result],
+    nprocs: int,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout: float | None = None,
+    method: str | None = None,
+    return_exceptions: Literal[False] = False,
+) -> list[_Result]: ...
+@overload
+def spawn(
+    fn: Callable[..., Any],
+    nprocs: int,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout: float | None = None,
+    method: str | None = None,
+    return_exceptions: bool,
+) -> list[Any]: ...
 def spawn(
     fn: Callable[..., Any],
     nprocs: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import shmring
 
@@ -12,6 +12,8 @@ from ._sharing import KEEP_NBYTES, LEAST_NBYTES, dumps, run_task
 from ._tasks import be_rank, collect, pack
 
 __all__ = ["Executor", "run"]
+
+_Result = TypeVar("_Result")
 
 
 class Executor(concurrent.futures.ProcessPoolExecutor):
@@ -92,11 +94,11 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
 
 def run(
     pool: concurrent.futures.Executor,
-    fn: Callable[..., Any],
+    fn: Callable[..., _Result],
     nprocs: int,
     *args: Any,
     timeout: float | None = None,
-) -> list[Any]:
+) -> list[_Result]:
     """Call `fn(comm, *args)` in `nprocs` workers of the pool at the same time; return the results by rank.
 
     Parameters

@@ -27,7 +27,7 @@ from anomalies import (
     inject_twice,
     judge,
 )
-from anomaly_calls import CASES
+from anomaly_case import CASES
 from combinations import first
 from injections import KINDS, Broken, Interrupt, Terminate, injection_of
 

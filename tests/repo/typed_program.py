@@ -55,6 +55,7 @@ def move(comm: Comm, x: Floats, out: Floats) -> Floats:
     assert_type(comm.reduce_scatter(x), Floats)
     assert_type(comm.all_to_all(x), Floats)
     assert_type(comm.scatter(x if comm.rank == 0 else None, like=np.empty(2)), Floats)
+    comm.scatter(np.ones((comm.size, 2))) if comm.rank == 0 else comm.scatter(like=np.empty(2))
     lists: Sequence[Floats] = [x[: comm.rank], x]
     assert_type(comm.all_gather_v(x), list[Floats])
     assert_type(comm.gather_v(x), list[Floats] | None)
@@ -190,7 +191,11 @@ def produce(ring: shmring.Ring) -> None:
 
 
 if __name__ == "__main__":
-    assert_type(shmring.spawn(program, 2, timeout=float(sys.argv[1])), list[Any])
+    assert_type(shmring.spawn(program, 2, timeout=float(sys.argv[1])), list[int])
+    assert_type(shmring.share(np.ones(3)), Floats)
+    assert_type(shmring.share([1, 2], copy=None), NDArray[Any])
+    assert_type(shmring.shared_empty(3), Floats)
+    assert_type(shmring.shared_zeros((2, 3), np.int8, writable=True), NDArray[np.int8])
     with shmring.Ring(1 << 16) as ring:
         multiprocessing.Process(target=produce, args=[ring]).start()
         ring.get(timeout=30)

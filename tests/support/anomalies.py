@@ -1,6 +1,6 @@
 """Anomaly testing, as SQLite does it: the n-th step of a call raises, for n = 1, 2, 3 … to its end.
 
-A trial runs one case of anomaly_calls on all ranks, with an injection on one of them, the faulty rank. It
+A trial runs one case of anomaly_case on all ranks, with an injection on one of them, the faulty rank. It
 passes in two cases: all ranks go on with right results, where the faulty rank repeats a call that raised; or
 all ranks raise the same error and shrink() then gives a communicator of all of them. In both cases nothing
 may be left behind. The processes stay for many trials. `python tests/support/anomalies.py` runs trials and
@@ -21,10 +21,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anomaly_calls  # noqa: F401  its cases
+import anomaly_methods  # noqa: F401  its cases
 import leftovers
 import numpy as np
 import ranks as rank_processes
-from anomaly_calls import CASES, Place, nothing, warm_up
+from anomaly_case import CASES, Place, nothing, warm_up
 from injections import INJECTED, KINDS, Injection, injection_of
 from ranks import Ranks
 
