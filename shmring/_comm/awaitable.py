@@ -1,13 +1,17 @@
-"""Wait in a coroutine for a Work or a Transfer, without a thread."""
+"""Wait in a coroutine for a Work or a Transfer, without a thread.
+
+asyncio is only imported by a program that awaits: it takes a quarter of the time of importing shmring.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from .collectives import Work
     from .point_to_point import Transfer
 
@@ -16,6 +20,8 @@ POLL_S = 0.025  # between two checks of the peer's liveness
 
 async def result_of(work: Work[Any]) -> Any:
     """Return the Work's result once it is finished: the event loop watches a descriptor."""
+    import asyncio
+
     if not work.done():
         loop = asyncio.get_running_loop()
         finished = loop.create_future()
@@ -37,6 +43,8 @@ def _finish(finished: asyncio.Future[None]) -> None:
 
 async def result_of_transfer(transfer: Transfer[Any]) -> Any:
     """Return the Transfer's result once it is complete. Other coroutines run between polls of it."""
+    import asyncio
+
     pause_s, began_s = 0.0, time.monotonic()
     polled_s = began_s
     while not transfer.done():

@@ -7,7 +7,6 @@ hanging job.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import re
 import stat
@@ -208,6 +207,8 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
 def _is_host(text: str) -> bool:
     if ":" not in text:
         return re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) is not None
+    import ipaddress  # here, since few programs need it
+
     with contextlib.suppress(ValueError):
         return bool(ipaddress.IPv6Address(text))
     return False

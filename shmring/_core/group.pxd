@@ -398,6 +398,7 @@ cdef inline int peer_status(const sr_liveness *liveness) noexcept nogil:
 cdef enum:
     MOST_AHEAD = SR_LINES // 2 - 1   # calls that may be unverified when a call ends: the next line can be published
     REPEATS = 16                     # a call that was made so often is expected to be repeated
+    MANY_RANKS = 16                  # so many ranks that share CPUs await late ones in an order of their own
 
 
 cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nogil:
@@ -447,16 +448,29 @@ cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
     sr_flag_publish(&line.seq, c.seq, &g.me.event)
 
 
-# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it.
+# True if rank has not published its line of call seq; rank is another one.
+cdef inline bint is_late(Group *g, int rank, uint64_t seq) noexcept nogil:
+    return rank != g.rank and not sr_flag_reached(&line_of(g, rank, seq).seq, seq)
+
+
+# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it. If there are many ranks, each draws the
+# late rank that it awaits: half of the others have come when it comes. If it awaited the first late rank, it would sleep
+# once for each rank.
 cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
-    cdef sr_flag *flag
-    cdef int rank
-    if g.oversubscribed:
-        for rank in range(c.peer, g.size):
-            flag = &line_of(g, rank, seq).seq
-            if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(flag, seq):
-                return blocked_on(c, flag, seq, rank)
-    return blocked_on(c, &line_of(g, c.peer, seq).seq, seq, c.peer)
+    cdef int rank, nlate = 0, awaited = c.peer
+    cdef bint runs, some_run = False
+    cdef uint64_t draw = seq + <uint64_t> g.rank
+    for rank in range(c.peer, g.size if g.oversubscribed else 0):
+        if is_late(g, rank, seq):
+            runs = runs_here(g, rank)
+            if runs and not some_run:   # they need this CPU
+                some_run, nlate = True, 0
+            if runs == some_run:
+                nlate += 1
+                draw = draw * 6364136223846793005ULL + 1442695040888963407ULL   # Knuth's linear congruential generator
+                if nlate == 1 or (g.size >= MANY_RANKS and (draw >> 33) % <uint64_t> nlate == 0):
+                    awaited = rank
+    return blocked_on(c, &line_of(g, awaited, seq).seq, seq, awaited)
 
 
 # Return DONE once the lines of all ranks for call g.verified + 1 have arrived and agree. Pairs with publish_line.

@@ -9,9 +9,10 @@ from .._core.group cimport (
 )
 from .._core.schedule cimport sr_double_tree_depth, sr_double_tree_is_inner, sr_tree_steps
 from .._core.segment cimport (
-    SR_CHECKS, SR_CLOSED, SR_COPIED, SR_HANDED, SR_NO_ABORT, SR_REDUCED, SR_STAGED, sr_flag_load, sr_flag_load_ordered,
-    sr_flag_reached, sr_flag_spin, sr_liveness_died, sr_liveness_state, sr_liveness_wake_sleepers, sr_now_ns,
-    sr_time_away, sr_waitset, sr_waitset_enter, sr_waitset_sleep_until_death, sr_waitset_watch_liveness, sr_yield,
+    SR_CHECKS, SR_CLOSED, SR_COPIED, SR_HANDED, SR_NO_ABORT, SR_PINGED, SR_REDUCED, SR_STAGED, sr_flag_load,
+    sr_flag_load_ordered, sr_flag_reached, sr_flag_spin, sr_liveness_died, sr_liveness_state,
+    sr_liveness_wake_sleepers, sr_now_ns, sr_time_away, sr_waitset, sr_waitset_enter, sr_waitset_sleep_until_death,
+    sr_waitset_watch_liveness, sr_yield,
 )
 from .._core.trace cimport step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
@@ -110,18 +111,23 @@ cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
 
 cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef sr_waitset waitset
+    cdef bint is_there
     waitset.n = 0
-    if (sr_waitset_enter(&waitset, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].event)
-            and sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
-            and sleep_until_death(g, &waitset, longest_sleep_ns(g, now))):
+    if not sr_waitset_enter(&waitset, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].event):
+        return
+    is_there = sr_waitset_watch_liveness(&waitset, &g.lane[c.awaited.rank].liveness)
+    if (sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
+            and (not is_there or sleep_until_death(g, &waitset, longest_sleep_ns(g, now)))):
         g.next_poll_ns = 0
 
 
-# Sleep on a wait set whose events were polled after they were entered. Return True if a rank has died.
+# Sleep on a wait set whose events were polled after they were entered. Return True if one of the watched ranks has died:
+# those after this rank, and those whose liveness is in the set.
 cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil:
-    cdef int rank, ndead = 0
-    for rank in range(g.size):
-        if rank != g.rank and not sr_waitset_watch_liveness(waitset, &g.lane[rank].liveness):
+    cdef int rank, step, ndead = 0
+    for step in range(1, min(g.size, MOST_WATCHED + 1)):
+        rank = g.rank + step if g.rank + step < g.size else g.rank + step - g.size
+        if not sr_waitset_watch_liveness(waitset, &g.lane[rank].liveness):
             ndead += 1
     if ndead == g.ndead:
         return sr_waitset_sleep_until_death(waitset, longest_ns)
@@ -264,9 +270,13 @@ cdef int rank_to_blame(Group *g, Call *c) noexcept nogil:
 
 # Return the time by which this rank delays its report of a late call. A rank that waits for a waiting rank would blame
 # the wrong one, so ranks that know more report first. In a reduction up a tree, a rank that waits for a smaller subtree
-# knows more. In a broadcast down a tree, and for a master, all ranks wait for the reduction.
+# knows more. In a broadcast down a tree, and for a master, all ranks wait for the reduction. In a measurement of the
+# distance, a rank that waits for its turn knows less than the rank whose turn it is, and than rank 0.
 cdef uint64_t report_delay_ns(Group *g, Call *c) noexcept nogil:
     cdef int waits = 0
+    if (g.rank > 0 and 0 < c.awaited.rank < g.size
+            and c.awaited.flag == counter(g, c.awaited.rank, SR_PINGED)):
+        return REPORT_DELAY_NS
     if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
         return <uint64_t> waits_in_double_tree(g, c) * REPORT_DELAY_NS
     if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:

@@ -27,7 +27,6 @@ from .._transport.channel cimport (
 )
 from .._transport.channels cimport Channels
 
-import fractions
 import math
 import select
 
@@ -509,15 +508,15 @@ cdef object common_multiple(counts, size_t least_nbytes):
 # Return the largest number of parts into which the borders of the slices on all hosts cut the slice of one rank.
 cdef int most_borders(counts) except -1:
     cdef int within, most = 0
+    whole = math.lcm(*counts)   # positions are multiples of 1 / whole
     borders = set()
     for count in counts:
-        for i in range(count):
-            borders.add(fractions.Fraction(i, count))
+        borders.update(range(0, whole, whole // count))
     for count in counts:
-        for i in range(count):
+        for begin in range(0, whole, whole // count):
             within = 0
             for border in borders:
-                within += i <= border * count < i + 1
+                within += begin <= border < begin + whole // count
             most = max(most, within)
     return most
 

@@ -458,6 +458,8 @@ class _Launch:
 
     def start(self, world: World, method: str, call: _Call, payload: bytes) -> None:
         context: Any = multiprocessing.get_context(method)
+        if method == "fork" and world.nprocs > 1:
+            from .. import init  # noqa: F401  once here, and not in every rank
         message = _head(_CALL, payload) + payload if payload else b""
         for rank in range(world.nprocs):
             ours, theirs = context.Pipe(duplex=True)
@@ -495,9 +497,11 @@ class _Launch:
             if self._deadline.is_over() and (self._keeps_going or not self.failures):
                 self._out_of_time()
                 return False
-            for key, events in self._selector.select(_POLL_S):
-                self._exchange(key.data, events)
-            for rank in self._ranks:
+            ready = self._selector.select(_POLL_S)
+            for key, events in ready:
+                if key.fd != key.data.process.sentinel:
+                    self._exchange(key.data, events)
+            for rank in [key.data for key, _ in ready] or self._ranks:
                 if not rank.settled and rank.process.exitcode is not None:
                     self._bury(rank)
             if self.failures and not self._keeps_going and grace is None:
@@ -547,10 +551,10 @@ class _Launch:
     def _register(self, rank: _Rank) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.unsent else 0)
         self._selector.register(rank.connection.fileno(), events, rank)
-        self._selector.register(rank.process.sentinel, selectors.EVENT_READ, None)
+        self._selector.register(rank.process.sentinel, selectors.EVENT_READ, rank)
 
-    def _exchange(self, rank: _Rank | None, events: int) -> None:
-        if rank is None or rank.settled:  # a sentinel only wakes; collect looks at the exit codes
+    def _exchange(self, rank: _Rank, events: int) -> None:
+        if rank.settled:
             return
         fd = rank.connection.fileno()
         try:

@@ -195,6 +195,23 @@ def test_ranks_compute_together():
         np.testing.assert_array_equal(x, np.full(1000, 4.0))
 
 
+def test_forked_ranks_have_the_modules_that_the_launcher_has_imported():
+    program = """
+        import sys, numpy, shmring
+
+        def imported(comm):
+            comm.all_reduce(numpy.ones(1))
+            return set(sys.modules)
+
+        of_ranks = shmring.spawn(imported, 2, method="fork")
+        print({name for names in of_ranks for name in names} - set(sys.modules))
+        print("shmring._comm.comm" in sys.modules, "asyncio" in sys.modules)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("set()\nTrue False\n", "")
+
+
 def test_one_rank_is_a_process_too():
     assert shmring.spawn(place, 1) == [(0, 1, (), {})]
 
