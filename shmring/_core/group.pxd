@@ -453,9 +453,9 @@ cdef inline bint is_late(Group *g, int rank, uint64_t seq) noexcept nogil:
     return rank != g.rank and not sr_flag_reached(&line_of(g, rank, seq).seq, seq)
 
 
-# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it. If there are many ranks, each draws the
-# late rank that it awaits: half of the others have come when it comes. If it awaited the first late rank, it would sleep
-# once for each rank.
+# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it. If there are many ranks, each draws
+# the late rank that it awaits: half of the others have come when it comes. If it awaited the first late rank, it would
+# sleep once for each rank.
 cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     cdef int rank, nlate = 0, awaited = c.peer
     cdef bint runs, some_run = False
