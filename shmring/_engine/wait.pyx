@@ -121,8 +121,8 @@ cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
         g.next_poll_ns = 0
 
 
-# Sleep on a wait set whose events were polled after they were entered. Return True if one of the watched ranks has died:
-# those after this rank, and those whose liveness is in the set.
+# Sleep on a wait set whose events were polled after they were entered. Return True if one of the watched ranks has
+# died: those after this rank, and those whose liveness is in the set.
 cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil:
     cdef int rank, step, ndead = 0
     for step in range(1, min(g.size, MOST_WATCHED + 1)):
