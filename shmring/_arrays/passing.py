@@ -304,7 +304,8 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
         True if the processes that receive it may write to it. They get read-only arrays otherwise. The
         caller's array is writable in either case.
     copy : bool or None
-        None: return an array, or a view of one, as it is if it is in such memory already.
+        None: return an array, or a view of one, as it is if it is in such memory already. False: the same,
+        and raise ValueError if it is not.
 
     Returns
     -------
@@ -315,6 +316,8 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     ------
     TypeError
         For a dtype with Python objects, and for masked arrays.
+    ValueError
+        See `copy`.
     OutOfMemory
         If there is no memory for it.
     Error
@@ -334,8 +337,10 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array is two arrays; share array.data and array.mask")
     given = np.asarray(array)
-    if copy is None and block_of(given) is not None:
+    if not copy and block_of(given) is not None:
         return given
+    if copy is False:
+        raise ValueError("the array is not in shared memory: copy=None copies it there")
     order = "F" if given.flags.f_contiguous and not given.flags.c_contiguous else "C"
     if given.size == 0 or not given.flags.forc or given.dtype.hasobject:
         made = _shared(given.shape, given.dtype, writable, order)

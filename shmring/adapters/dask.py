@@ -1,17 +1,21 @@
-"""Dask workers as the ranks of a world: `run(client, fn)` calls fn(comm) on all of them at once."""
+"""Dask workers as the ranks of a world, and shared arrays between them."""
 
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 import shmring
 
 from .._config.optional_deps import need
+from ._sharing import travel
 from ._tasks import be_rank, collect, free_port, join_address, pack
 
-__all__ = ["run"]
+__all__ = ["register_sharing", "run"]
 
 
 def run(
@@ -124,3 +128,72 @@ def _host(worker: str) -> str:
 
 def _port_on(client: Any, worker: str) -> int:
     return int(client.submit(free_port, workers=[worker], pure=False).result())
+
+
+def register_sharing(client: Any) -> None:
+    """Let Dask pass the arrays of `shmring.share` between this client and its workers as descriptors.
+
+    It holds for arrays that Dask sends by themselves: results, what `client.scatter` sends, and what one
+    worker fetches from another. An array inside an argument of `submit` is pickled with the task, as bytes:
+    scatter it. A worker that receives a shared array has the memory of its sender. So keep the sender's
+    process alive until then.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Its workers must be processes of this user on this machine, such as those of a LocalCluster. Workers
+        that start later are prepared when they start.
+
+    Raises
+    ------
+    ValueError
+        For a worker on another machine.
+
+    Examples
+    --------
+    ::
+
+        from shmring.adapters.dask import register_sharing
+
+        register_sharing(client)
+        table = client.scatter(shmring.share(array))
+        futures = [client.submit(analyse, table, part) for part in range(8)]
+    """
+    need("distributed", "dask", __name__)
+    from distributed.diagnostics.plugin import WorkerPlugin
+
+    for worker, host in client.run(shmring.host_id).items():
+        if host != shmring.host_id():
+            raise ValueError(
+                f"worker {worker} is on another machine, where arrays of this one cannot be opened"
+            )
+
+    class Sharing(WorkerPlugin):  # type: ignore[misc, unused-ignore]
+        name = "shmring-sharing"
+
+        def setup(self, worker: Any) -> None:
+            _replace_serializer()
+
+    _replace_serializer()
+    client.register_plugin(Sharing())
+
+
+def _replace_serializer() -> None:
+    from distributed.protocol import numpy as plain
+    from distributed.protocol.serialize import dask_deserialize, dask_serialize
+
+    def dump(array: np.ndarray[Any, Any], context: Any = None) -> Any:
+        try:
+            shmring.share(array, copy=False)
+        except (TypeError, ValueError):
+            return plain.serialize_numpy_ndarray(array, context)
+        return {"shmring": True}, [pickle.dumps(travel(array))]
+
+    def load(header: dict[str, Any], frames: list[Any]) -> Any:
+        if "shmring" not in header:
+            return plain.deserialize_numpy_ndarray(header, frames)
+        function, arguments = pickle.loads(frames[0])[:2]
+        return function(*arguments)
+
+    dask_serialize.register(np.ndarray, dump)  # type: ignore[no-untyped-call, unused-ignore]
+    dask_deserialize.register(np.ndarray, load)  # type: ignore[no-untyped-call, unused-ignore]

@@ -177,6 +177,53 @@ def test_dask(tmp_path):
     assert_well(start(sys.executable, write_script(tmp_path, DASK.replace("PORT", str(free_port())))))
 
 
+DASK_SHARING = """
+    import numpy as np, os, shmring
+    from distributed import Client, LocalCluster
+    from shmring.adapters import dask
+
+    def look(x):
+        return float(x.sum()), hasattr(x.base.base, "block"), x.flags.writeable
+
+    def change(x):
+        x[0] = 7
+
+    def double(x):
+        return shmring.share(2 * x)
+
+    if __name__ == "__main__":
+        array = np.arange(1000.0)
+        how = {"threads_per_worker": 1, "dashboard_address": None}
+        with LocalCluster(2, **how) as cluster, Client(cluster) as client:
+            first, second = client.scheduler_info()["workers"]
+            dask.register_sharing(client)
+            x = shmring.share(array, writable=True)
+            given = client.scatter(x, workers=[first], hash=False)
+            assert client.submit(look, given, workers=[first]).result() == (array.sum(), True, True)
+            client.submit(change, given, workers=[first]).result()
+            assert x[0] == 7  # the same memory
+            x[0] = 0
+            made = client.submit(double, given, workers=[first])
+            assert client.submit(look, made, workers=[second]).result() == (2 * array.sum(), True, False)
+            assert (made.result() == 2 * array).all()
+            part = client.scatter(x[10:20], workers=[second], hash=False)
+            assert client.submit(look, part, workers=[second]).result() == (array[10:20].sum(), True, True)
+            sent = client.scatter(array, workers=[first], hash=False)  # ordinary arrays as before
+            assert client.submit(look, sent, workers=[first]).result()[:2] == (array.sum(), False)
+            cluster.scale(3)
+            client.wait_for_workers(3)
+            (third,) = set(client.scheduler_info()["workers"]) - {first, second}
+            found = client.submit(look, made, workers=[third], pure=False).result()
+            assert found == (2 * array.sum(), True, False)
+        print("well")
+    """
+
+
+@needs("distributed")
+def test_dask_passes_shared_arrays_as_descriptors(tmp_path):
+    assert_well(start(sys.executable, write_script(tmp_path, DASK_SHARING)))
+
+
 # --- Ray ---
 
 RAY = """

@@ -341,6 +341,9 @@ def test_copies_only_where_they_are_needed():
     assert shmring.share(array[1], copy=None).base is array[1].base
     assert not np.shares_memory(shmring.share(array[1]), array)
     assert not np.shares_memory(shmring.share(BASE, copy=None), BASE)
+    assert shmring.share(array[1], copy=False).base is array[1].base
+    with pytest.raises(ValueError, match="not in shared memory"):
+        shmring.share(BASE, copy=False)
 
 
 # ---- the memory --------------------------------------------------------------------------------------------
