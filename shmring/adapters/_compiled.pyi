@@ -5,8 +5,16 @@ from typing import Any
 
 import shmring
 
-def prepare_torch(options: Any, profiler: dict[str, Any], ops: tuple[Any, ...], memory: Any) -> None:
-    """Set torch's class of options, its profiler's globals, the names of its ops, and `Memory.of`."""
+def prepare_torch(
+    options: Any,
+    profiler: dict[str, Any],
+    ops: tuple[Any, ...],
+    memory: Any,
+    places: tuple[int, int, int] | None,
+) -> None:
+    """Set torch's class of options, its profiler's globals, the names of its ops, `Memory.of`, and the places
+    of the options' fields.
+    """
 
 def allreduce(
     self: Any,

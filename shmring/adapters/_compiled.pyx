@@ -17,28 +17,53 @@ cdef object options_class = None   # torch's AllreduceOptions ...
 cdef object read_op = None, read_async = None   # ... and functions that read its fields
 cdef dict profiler_state = None
 cdef tuple op_names = ()   # by ReduceOp's hash, which is its number
+cdef bint has_places = False
+cdef Py_ssize_t pointer_place, op_place, async_place   # of the fields in memory: `_torch/fields.py` finds them
 cdef enum:
     AVG = 1
 
 
-def prepare_torch(options, dict profiler, tuple ops, memory):
-    """Set torch's class of options, its profiler's globals, the names of its ops, and `Memory.of`."""
+def prepare_torch(options, dict profiler, tuple ops, memory, places):
+    """Set torch's class of options, its profiler's globals, the names of its ops, `Memory.of`, and the places of the
+    options' fields.
+    """
     global memory_of, options_class, read_op, read_async, profiler_state, op_names
+    global has_places, pointer_place, op_place, async_place
     memory_of, options_class, profiler_state, op_names = memory, options, profiler, ops
     read_op, read_async = options.reduceOp.fget, options.asyncOp.fget
+    has_places = places is not None
+    if has_places:
+        pointer_place, op_place, async_place = places
+
+
+# The fields of torch's options of a call.
+cdef struct Fields:
+    Py_ssize_t op
+    bint is_async
+
+
+cdef inline int read_fields(object opts, Fields *fields) except -1:
+    cdef const unsigned char *content = NULL
+    if has_places:
+        content = (<const unsigned char **> (<char *> <void *> opts + pointer_place))[0]
+    if content != NULL:
+        fields.op, fields.is_async = content[op_place], content[async_place]
+    else:
+        fields.op, fields.is_async = hash(read_op(opts)), read_async(opts)
+    return 0
 
 
 def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=None):
     """Reduce tensors over all ranks. Return None if the call is complete, else its Work."""
-    cdef Py_ssize_t number
+    cdef Fields fields
     if (type(opts) is options_class and type(tensors) is list and len(<list> tensors) == 1 and timeout is None
             and tensor is None and op is None and not profiler_state["_is_profiler_enabled"]):
-        number = hash(read_op(opts))
-        if number < len(op_names) and (number != AVG or (<list> tensors)[0].dtype.is_floating_point):
+        read_fields(opts, &fields)
+        if fields.op < len(op_names) and (fields.op != AVG or (<list> tensors)[0].dtype.is_floating_point):
             memory = memory_of((<list> tensors)[0])
             if memory is not None:
-                name = op_names[number]
-                if read_async(opts):
+                name = op_names[fields.op]
+                if fields.is_async:
                     return self._issue_all_reduce(tensors, memory, name)
                 calling = self._calling
                 calling.acquire()   # a with statement takes longer

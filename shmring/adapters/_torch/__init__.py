@@ -8,6 +8,7 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                            \           |
              compressed -> buckets -> group: ProcessGroup
                                         |-- _compiled   all_reduce of one dense tensor, in C
+                                        |-- fields      where it reads the fields of torch's options
                                         |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
                                         |-- reconfiguring  other members, from torch 2.14 on

@@ -26,6 +26,7 @@ from torch.autograd import profiler
 import shmring
 
 from .. import _compiled
+from .fields import find_fields
 from .monitored import monitored_barrier
 from .overloads import FORMS
 from .reconfiguring import NoMembers, Reconfigurable, new_handle
@@ -67,7 +68,14 @@ _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
         ("bxor", torch.bitwise_xor),
     )
 }
-_compiled.prepare_torch(c10d.AllreduceOptions, vars(profiler), _OPS, memory_of)
+_OP_NAMES_IN_TORCH = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_compiled.prepare_torch(
+    c10d.AllreduceOptions,
+    vars(profiler),
+    _OPS,
+    memory_of,
+    find_fields(c10d.AllreduceOptions, [getattr(dist.ReduceOp, name) for name in _OP_NAMES_IN_TORCH]),
+)
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()
