@@ -16,6 +16,18 @@ def prepare_torch(
     of the options' fields.
     """
 
+class CallLock:
+    """A lock as threading.Lock, faster while no other thread waits for it, and taken in turn if others do."""
+
+    def acquire(self, timeout: float = -1.0) -> bool:
+        """Take the lock; wait without end, or for some seconds. Return whether this thread has it now."""
+
+    def release(self) -> None:
+        """Let the next thread have the lock."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
 def allreduce(
     self: Any,
     tensors: Any = None,

@@ -5,6 +5,8 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
+import threading
+
 from shmring import Closed, Memory
 
 # ---- torch ---------------------------------------------------------------------------------------------------
@@ -53,9 +55,71 @@ cdef inline int read_fields(object opts, Fields *fields) except -1:
     return 0
 
 
+cdef class CallLock:
+    """A lock as threading.Lock, faster while no other thread waits for it, and taken in turn if others do."""
+
+    # A thread changes these only with the GIL, which it does not give up between a test and the change. With threads
+    # that wait, a release does not end is_held: the first of them holds the lock from then on.
+    cdef bint is_held
+    cdef list waiting   # a lock of each thread, in the order in which they came; a release of it wakes the thread
+
+    def __cinit__(self):
+        self.waiting = []
+
+    def acquire(self, double timeout=-1.0):
+        """Take the lock; wait without end, or for some seconds. Return whether this thread has it now."""
+        return self.take(timeout)
+
+    def release(self):
+        """Let the next thread have the lock."""
+        if not self.is_held:
+            raise RuntimeError("a lock is released that no thread holds")
+        self.give_back()
+
+    def __enter__(self):
+        self.take(-1.0)
+
+    def __exit__(self, *_):
+        self.give_back()
+
+    cdef inline bint take(self, double timeout) except -1:
+        if self.is_held:
+            return self.take_later(timeout)
+        self.is_held = True
+        return True
+
+    cdef bint take_later(self, double timeout) except -1:
+        turn = threading.Lock()
+        turn.acquire()
+        self.waiting.append(turn)
+        try:
+            if turn.acquire(True, timeout):
+                return True
+        except BaseException:   # of a signal's handler
+            if not self.leave(turn):
+                self.give_back()
+            raise
+        return not self.leave(turn)
+
+    # Return whether the thread was still waiting: a release may have come when its wait had just ended.
+    cdef bint leave(self, object turn) except -1:
+        if turn not in self.waiting:
+            return False
+        self.waiting.remove(turn)
+        return True
+
+    cdef inline int give_back(self) except -1:
+        if self.waiting:
+            self.waiting.pop(0).release()
+        else:
+            self.is_held = False
+        return 0
+
+
 def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=None):
     """Reduce tensors over all ranks. Return None if the call is complete, else its Work."""
     cdef Fields fields
+    cdef CallLock calling
     if (type(opts) is options_class and type(tensors) is list and len(<list> tensors) == 1 and timeout is None
             and tensor is None and op is None and not profiler_state["_is_profiler_enabled"]):
         read_fields(opts, &fields)
@@ -66,11 +130,11 @@ def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=No
                 if fields.is_async:
                     return self._issue_all_reduce(tensors, memory, name)
                 calling = self._calling
-                calling.acquire()   # a with statement takes longer
+                calling.take(-1.0)
                 try:
                     self.comm.all_reduce(memory, name)
                 finally:
-                    calling.release()
+                    calling.give_back()
                 return None
     return self._reduce_any_for_all(tensors, opts, timeout, tensor, op)
 

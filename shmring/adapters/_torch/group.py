@@ -131,7 +131,7 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         self._handle = new_handle()
         self._timeout_s = timeout.total_seconds()
         self._name = self._description = ""
-        self._calling = threading.Lock()  # a communicator has one caller of collectives at a time, ...
+        self._calling = _compiled.CallLock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
         self._unfinished: list[Operation] = []  # with staged results, not yet waited for
         self._completer = Completer(f"shmring-futures-{id(self):x}")

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import ErrorType
 
 import shmring
 
+from .._compiled import CallLock
 from . import meeting
 from .work import finished
 
@@ -52,7 +53,7 @@ class Reconfigurable:
     """The methods of a process group by which its members change."""
 
     comm: shmring.Comm
-    _calling: threading.Lock
+    _calling: CallLock
     _messaging: threading.Lock
     _handle: str
     _first_store: dist.Store

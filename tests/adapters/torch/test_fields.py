@@ -1,7 +1,6 @@
 """The fields of torch's options, read where torch keeps them and by their properties."""
 
 import datetime
-import threading
 import types
 
 import pytest
@@ -39,7 +38,7 @@ class Recorder:
 
     def __init__(self):
         self.calls = []
-        self._calling = threading.Lock()
+        self._calling = _compiled.CallLock()
         self.comm = types.SimpleNamespace(all_reduce=lambda memory, op: self.calls.append((op, False)))
 
     def _issue_all_reduce(self, tensors, memory, op):

@@ -1,0 +1,128 @@
+"""The lock that torch's process group takes for each call."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from shmring.adapters._compiled import CallLock
+
+
+def waiting(lock, *, timeout=-1.0):
+    """Start a thread that waits for the lock, and return it with the list that gets the outcome."""
+    outcome = []
+    thread = threading.Thread(target=lambda: outcome.append(lock.acquire(timeout)))
+    thread.start()
+    time.sleep(0.05)  # until it waits; a test passes, too, if it does not yet
+    return thread, outcome
+
+
+def test_one_thread_at_a_time():
+    lock, inside, most, counts = CallLock(), [], [], [0] * 4
+
+    def work(number):
+        for turn in range(300):
+            with lock:
+                inside.append(number)
+                most.append(len(inside))
+                if turn % 3 == 0:
+                    time.sleep(1e-5)  # gives up the GIL
+                inside.remove(number)
+                counts[number] += 1
+            if turn % 7 == 0 and lock.acquire(1e-4):
+                lock.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert counts == [300] * 4
+    assert lock.acquire(0)
+
+
+def test_threads_that_wait_have_it_before_the_one_that_releases():
+    lock, order = CallLock(), []
+    lock.acquire()
+    thread = threading.Thread(target=lambda: (lock.acquire(), order.append("other"), lock.release()))
+    thread.start()
+    time.sleep(0.1)
+    lock.release()
+    with lock:
+        order.append("own")
+    thread.join()
+    assert order == ["other", "own"]
+
+
+def test_a_wait_ends_after_its_timeout():
+    lock = CallLock()
+    assert lock.acquire(0)
+    assert not lock.acquire(0)
+    begin = time.monotonic()
+    assert not lock.acquire(timeout=0.05)
+    assert time.monotonic() - begin >= 0.05
+    lock.release()
+    assert lock.acquire(0)
+
+
+def test_a_wait_that_ended_leaves_the_lock_to_the_next():
+    lock = CallLock()
+    lock.acquire()
+    thread, outcome = waiting(lock, timeout=0.01)
+    thread.join()
+    assert outcome == [False]
+    lock.release()
+    assert lock.acquire(0)
+    thread, outcome = waiting(lock)
+    lock.release()
+    thread.join()
+    assert outcome == [True]
+    lock.release()
+    assert lock.acquire(0)
+
+
+def test_timeouts_beside_releases():
+    """A release that comes as a wait ends is lost to nobody."""
+    lock, ended = CallLock(), threading.Event()
+
+    def impatient():
+        while not ended.is_set():
+            if lock.acquire(2e-6):
+                lock.release()
+
+    threads = [threading.Thread(target=impatient) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3000):
+        assert lock.acquire(20)
+        time.sleep(0)
+        lock.release()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert lock.acquire(0)
+
+
+def test_a_signal_handler_that_raises_ends_a_wait():
+    lock = CallLock()
+
+    def interrupt(number, frame):
+        raise InterruptedError("by the handler")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        lock.acquire()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError, match="handler"):
+            lock.acquire()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    lock.release()
+    assert lock.acquire(0)
+
+
+def test_a_lock_that_nobody_holds_is_not_released():
+    with pytest.raises(RuntimeError, match="no thread holds"):
+        CallLock().release()
