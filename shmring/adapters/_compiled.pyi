@@ -5,16 +5,30 @@ from typing import Any
 
 import shmring
 
+class Options:
+    """Reads the options of one kind of call of torch's.
+
+    Parameters
+    ----------
+    kind : type
+        torch's class of them.
+    places : dict or None
+        Where the fields are in memory, as `_torch/fields.py` finds them; None: they are read by their
+        properties.
+    """
+
+    def __init__(self, kind: type, places: dict[str, int] | None) -> None: ...
+
 def prepare_torch(
-    options: Any,
     profiler: dict[str, Any],
     ops: tuple[Any, ...],
     memory: Any,
-    places: tuple[int, int, int] | None,
+    all_reduce: Options,
+    broadcast: Options,
+    all_gather: Options,
+    reduce_scatter: Options,
 ) -> None:
-    """Set torch's class of options, its profiler's globals, the names of its ops, `Memory.of`, and the places
-    of the options' fields.
-    """
+    """Set the globals of torch's profiler, the names of torch's ops, `Memory.of`, and the calls' options."""
 
 class CallLock:
     """A lock as threading.Lock, faster while no other thread waits for it, and taken in turn if others do."""
@@ -38,6 +52,15 @@ def allreduce(
     op: Any = None,
 ) -> Any:
     """Reduce tensors over all ranks. Return None if the call is complete, else its Work."""
+
+def broadcast(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Copy the root's tensor to all ranks. Return None if the call is complete, else its Work."""
+
+def all_gather_single(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Gather all ranks' tensors in one tensor: output, input, options. Return as `broadcast`."""
+
+def reduce_scatter_single(self: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Reduce tensors and keep this rank's part: output, input, options. Return as `broadcast`."""
 
 class XlaCall:
     """A call in a compiled program: run(comm, arrays, outs) makes it; comm() is the communicator, None if it

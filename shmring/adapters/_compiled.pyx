@@ -11,48 +11,84 @@ from shmring import Closed, Memory
 
 # ---- torch ---------------------------------------------------------------------------------------------------
 
-# The all_reduce of one dense tensor, as a method of the process group: nearly all calls of DDP and of tensor-parallel
-# inference.
+# Collectives of dense tensors that are complete when they return, as methods of the process group: nearly all calls of
+# DDP, of FSDP and of tensor-parallel inference. All others are left to the group's methods of the same names with
+# `_any`.
 
 cdef object memory_of = None
-cdef object options_class = None   # torch's AllreduceOptions ...
-cdef object read_op = None, read_async = None   # ... and functions that read its fields
 cdef dict profiler_state = None
 cdef tuple op_names = ()   # by ReduceOp's hash, which is its number
-cdef bint has_places = False
-cdef Py_ssize_t pointer_place, op_place, async_place   # of the fields in memory: `_torch/fields.py` finds them
+cdef Options for_all_reduce = None, for_broadcast = None, for_all_gather = None, for_reduce_scatter = None
 cdef enum:
     AVG = 1
 
 
-def prepare_torch(options, dict profiler, tuple ops, memory, places):
-    """Set torch's class of options, its profiler's globals, the names of its ops, `Memory.of`, and the places of the
-    options' fields.
-    """
-    global memory_of, options_class, read_op, read_async, profiler_state, op_names
-    global has_places, pointer_place, op_place, async_place
-    memory_of, options_class, profiler_state, op_names = memory, options, profiler, ops
-    read_op, read_async = options.reduceOp.fget, options.asyncOp.fget
-    has_places = places is not None
-    if has_places:
-        pointer_place, op_place, async_place = places
+def prepare_torch(dict profiler, tuple ops, memory, Options all_reduce, Options broadcast, Options all_gather,
+                  Options reduce_scatter):
+    """Set the globals of torch's profiler, the names of torch's ops, `Memory.of`, and the calls' options."""
+    global memory_of, profiler_state, op_names, for_all_reduce, for_broadcast, for_all_gather, for_reduce_scatter
+    memory_of, profiler_state, op_names = memory, profiler, ops
+    for_all_reduce, for_broadcast = all_reduce, broadcast
+    for_all_gather, for_reduce_scatter = all_gather, reduce_scatter
 
 
-# The fields of torch's options of a call.
+# The fields of torch's options of a call; 0 for those that the call does not have.
 cdef struct Fields:
-    Py_ssize_t op
-    bint is_async
+    int64_t op, root, root_tensor
+    bint is_async, has_timeout
 
 
-cdef inline int read_fields(object opts, Fields *fields) except -1:
-    cdef const unsigned char *content = NULL
-    if has_places:
-        content = (<const unsigned char **> (<char *> <void *> opts + pointer_place))[0]
-    if content != NULL:
-        fields.op, fields.is_async = content[op_place], content[async_place]
-    else:
-        fields.op, fields.is_async = hash(read_op(opts)), read_async(opts)
-    return 0
+cdef class Options:
+    """Reads the options of one kind of call of torch's.
+
+    Parameters
+    ----------
+    kind : type
+        torch's class of them.
+    places : dict or None
+        Where the fields are in memory, as `_torch/fields.py` finds them; None: they are read by their
+        properties.
+    """
+
+    cdef object kind
+    cdef Py_ssize_t pointer, op, is_async, timeout, root, root_tensor   # -1: there is no such field
+
+    def __init__(self, kind, dict places):
+        self.kind = kind
+        found = places or {}
+        self.pointer, self.op = found.get("pointer", -1), found.get("reduceOp", -1)
+        self.is_async, self.timeout = found.get("asyncOp", -1), found.get("timeout", -1)
+        self.root, self.root_tensor = found.get("rootRank", -1), found.get("rootTensor", -1)
+
+    # True if `opts` are of this kind and torch's profiler does not record calls. Only then the fields are set.
+    cdef inline bint read(self, object opts, Fields *fields) except -1:
+        cdef const unsigned char *content = NULL
+        if type(opts) is not self.kind or profiler_state["_is_profiler_enabled"]:
+            return False
+        if self.pointer >= 0:
+            content = (<const unsigned char **> (<char *> <void *> opts + self.pointer))[0]
+        if content == NULL:
+            self.read_properties(opts, fields)
+            return True
+        fields.is_async = content[self.is_async]
+        fields.has_timeout = (<const int64_t *> (content + self.timeout))[0] > 0   # torch's mark of none is negative
+        fields.op = content[self.op] if self.op >= 0 else 0
+        fields.root = (<const int64_t *> (content + self.root))[0] if self.root >= 0 else 0
+        fields.root_tensor = (<const int64_t *> (content + self.root_tensor))[0] if self.root_tensor >= 0 else 0
+        return True
+
+    cdef int read_properties(self, object opts, Fields *fields) except -1:
+        fields.is_async, fields.has_timeout = opts.asyncOp, opts.timeout.total_seconds() > 0
+        fields.op = hash(opts.reduceOp) if hasattr(opts, "reduceOp") else 0
+        fields.root, fields.root_tensor = getattr(opts, "rootRank", 0), getattr(opts, "rootTensor", 0)
+        return 0
+
+
+# The name of the operation on a tensor; None if the group's own method is to do it.
+cdef inline object name_of_op(int64_t op, object tensor):
+    if op >= len(op_names) or (op == AVG and not getattr(tensor.dtype, "is_floating_point", False)):
+        return None
+    return op_names[op]
 
 
 cdef class CallLock:
@@ -120,23 +156,79 @@ def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=No
     """Reduce tensors over all ranks. Return None if the call is complete, else its Work."""
     cdef Fields fields
     cdef CallLock calling
-    if (type(opts) is options_class and type(tensors) is list and len(<list> tensors) == 1 and timeout is None
-            and tensor is None and op is None and not profiler_state["_is_profiler_enabled"]):
-        read_fields(opts, &fields)
-        if fields.op < len(op_names) and (fields.op != AVG or (<list> tensors)[0].dtype.is_floating_point):
-            memory = memory_of((<list> tensors)[0])
-            if memory is not None:
-                name = op_names[fields.op]
-                if fields.is_async:
-                    return self._issue_all_reduce(tensors, memory, name)
-                calling = self._calling
-                calling.take(-1.0)
-                try:
-                    self.comm.all_reduce(memory, name)
-                finally:
-                    calling.give_back()
-                return None
+    if (type(tensors) is list and len(<list> tensors) == 1 and timeout is None and tensor is None and op is None
+            and for_all_reduce.read(opts, &fields) and not fields.has_timeout):
+        memory = memory_of((<list> tensors)[0])
+        name = None if memory is None else name_of_op(fields.op, (<list> tensors)[0])
+        if name is not None:
+            if fields.is_async:
+                return self._issue_all_reduce(tensors, memory, name)
+            calling = self._calling
+            calling.take(-1.0)
+            try:
+                self.comm.all_reduce(memory, name)
+            finally:
+                calling.give_back()
+            return None
     return self._reduce_any_for_all(tensors, opts, timeout, tensor, op)
+
+
+def broadcast(self, *arguments, **keywords):
+    """Copy the root's tensor to all ranks. Return None if the call is complete, else its Work."""
+    cdef Fields fields
+    cdef CallLock calling
+    if len(arguments) == 2 and not keywords and for_broadcast.read(arguments[1], &fields) and is_plain(&fields):
+        tensors = arguments[0]
+        memory = memory_of((<list> tensors)[0]) if type(tensors) is list and len(<list> tensors) == 1 else None
+        if memory is not None:
+            calling = self._calling
+            calling.take(-1.0)
+            try:
+                self.comm.broadcast(memory, fields.root)
+            finally:
+                calling.give_back()
+            return None
+    return self._broadcast_any(*arguments, **keywords)
+
+
+def all_gather_single(self, *arguments, **keywords):
+    """Gather all ranks' tensors in one tensor: output, input, options. Return as `broadcast`."""
+    cdef Fields fields
+    cdef CallLock calling
+    if len(arguments) == 3 and not keywords and for_all_gather.read(arguments[2], &fields) and is_plain(&fields):
+        out, memory = memory_of(arguments[0]), memory_of(arguments[1])
+        if out is not None and memory is not None:
+            calling = self._calling
+            calling.take(-1.0)
+            try:
+                self.comm.all_gather(memory, out=out)
+            finally:
+                calling.give_back()
+            return None
+    return self._all_gather_single_any(*arguments, **keywords)
+
+
+def reduce_scatter_single(self, *arguments, **keywords):
+    """Reduce tensors and keep this rank's part: output, input, options. Return as `broadcast`."""
+    cdef Fields fields
+    cdef CallLock calling
+    if len(arguments) == 3 and not keywords and for_reduce_scatter.read(arguments[2], &fields) and is_plain(&fields):
+        out, memory = memory_of(arguments[0]), memory_of(arguments[1])
+        name = None if out is None or memory is None else name_of_op(fields.op, arguments[1])
+        if name is not None:
+            calling = self._calling
+            calling.take(-1.0)
+            try:
+                self.comm.reduce_scatter(memory, name, out=out)
+            finally:
+                calling.give_back()
+            return None
+    return self._reduce_scatter_single_any(*arguments, **keywords)
+
+
+# True if the call returns when it is complete, within the group's timeout, and moves the first tensor of a list.
+cdef inline bint is_plain(const Fields *fields) noexcept:
+    return not fields.is_async and not fields.has_timeout and fields.root_tensor == 0
 
 
 # ---- XLA -----------------------------------------------------------------------------------------------------

@@ -1,52 +1,79 @@
 """Find where torch's C++ keeps the fields of the options of a call.
 
-A property of these options takes 0.1 to 0.4 µs to read, longer than a tiny collective. The fields are single
-bytes at fixed places of the C++ object. A place is found by trial: options are made with each value, and the
-byte that has this value in all of them is the field. If there is no such byte, the properties are read.
+A property of these options takes 0.1 to 0.4 µs to read, longer than a tiny collective. The fields are
+integers at fixed places of the C++ object. A place is found by trial: options are made with several values,
+and the bytes that have the value in all of them are the field. If there are none, the properties are read.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch.distributed as dist
 
 _POINTER = object.__basicsize__  # where pybind11 keeps the address of the C++ object, in the Python object
 _NBYTES = 128  # of the C++ object, or longer
+_SAMPLES = 24
+_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # by number
+# By field, its bytes and the integers that it has in the samples. No two fields have the same sequence.
+_FIELDS: dict[str, tuple[int, Sequence[int]]] = {
+    "reduceOp": (1, range(len(_OPS))),
+    "asyncOp": (1, (0, 1, 1)),
+    "timeout": (8, (1, 60_000, 1 << 33, 7, 300)),
+    "rootRank": (8, (3, 0, 258, 1 << 34, 1, 70_000, 2)),
+    "rootTensor": (8, (0, 259, 1, 1 << 35)),
+}
+_FROM_INTEGER: dict[str, Callable[[int], Any]] = {
+    "reduceOp": lambda number: getattr(dist.ReduceOp, _OPS[number]),
+    "asyncOp": bool,
+    "timeout": lambda ms: datetime.timedelta(milliseconds=ms),
+}
 
 
-def find_fields(options: type, ops: Sequence[Any]) -> tuple[int, int, int] | None:
-    """Return the places of the pointer in the options, and of `reduceOp` and `asyncOp` behind it.
+def find_fields(options: type) -> dict[str, int] | None:
+    """Return the places of the pointer in the options, as "pointer", and of the fields behind it.
 
-    ops: those whose hash is their position. Return None if the places cannot be found.
+    Return None if the places cannot be found.
     """
-    if type(options).__name__ != "pybind11_type":
+    if type(options).__name__ != "pybind11_type" or sys.byteorder != "little":
         return None
-    # All of them exist at once, so none has the memory of an earlier one.
-    samples = [
-        (number, is_async, _made(options, op, is_async))
-        for is_async in (False, True, False, True)
-        for number, op in enumerate(ops)
-    ]
+    names = [name for name in _FIELDS if hasattr(options, name)]
     try:
-        of_op = _place([(number, sample) for number, _, sample in samples])
-        of_async = _place([(is_async, sample) for _, is_async, sample in samples])
-    except OSError:
+        # All of them exist at once, so none has the memory of an earlier one.
+        samples = [_made(options, names, number) for number in range(_SAMPLES)]
+        contents = [_content(sample) for sample in samples]
+    except (OSError, TypeError):  # no memory at an address; a field of another type
         return None
-    return None if of_op is None or of_async is None else (_POINTER, of_op, of_async)
+    places = {name: _place(name, contents) for name in names}
+    found = {name: place for name, place in places.items() if place is not None}
+    return {"pointer": _POINTER, **found} if len(found) == len(names) else None
 
 
-def _made(options: type, op: Any, is_async: bool) -> Any:
+def _value(name: str, sample: int) -> int:
+    values = _FIELDS[name][1]
+    return values[sample % len(values)]
+
+
+def _made(options: type, names: Sequence[str], sample: int) -> Any:
     made = options()
-    made.reduceOp, made.asyncOp = op, is_async
+    for name in names:
+        setattr(made, name, _FROM_INTEGER.get(name, int)(_value(name, sample)))
     return made
 
 
-def _place(samples: Sequence[tuple[int, Any]]) -> int | None:
-    """Return the only place of the C++ objects at which each has its value; None if there is not just one."""
-    contents = [(value, _content(sample)) for value, sample in samples]
-    length = min(len(content) for _, content in contents)
-    places = [at for at in range(length) if all(content[at] == value for value, content in contents)]
+def _place(name: str, contents: Sequence[bytes]) -> int | None:
+    """Return the only place at which all contents have their value of the field; None if there are others."""
+    nbytes = _FIELDS[name][0]
+    wanted = [_value(name, sample).to_bytes(nbytes, "little") for sample in range(len(contents))]
+    places = [
+        at
+        for at in range(min(map(len, contents)) - nbytes + 1)
+        if all(content[at : at + nbytes] == value for content, value in zip(contents, wanted, strict=True))
+    ]
     return places[0] if len(places) == 1 else None
 
 
@@ -57,6 +84,8 @@ def _content(sample: Any) -> bytes:
 
 def _read(address: int, nbytes: int) -> bytes:
     """Read memory of this process. The kernel copies it: a wrong address is an OSError and not a crash."""
+    if address >= 1 << 63:
+        raise OSError("no address of a process")
     memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(memory, nbytes, address)

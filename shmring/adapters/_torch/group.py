@@ -68,14 +68,16 @@ _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
         ("bxor", torch.bitwise_xor),
     )
 }
-_OP_NAMES_IN_TORCH = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-_compiled.prepare_torch(
-    c10d.AllreduceOptions,
-    vars(profiler),
-    _OPS,
-    memory_of,
-    find_fields(c10d.AllreduceOptions, [getattr(dist.ReduceOp, name) for name in _OP_NAMES_IN_TORCH]),
-)
+_OPTIONS = (c10d.AllreduceOptions, c10d.BroadcastOptions, c10d.AllgatherOptions, c10d.ReduceScatterOptions)
+
+
+def prepare_compiled(memory_of: Callable[[Any], shmring.Memory | None]) -> None:
+    """Let the compiled methods make the calls of tensors whose memory this function returns."""
+    options = [_compiled.Options(kind, find_fields(kind)) for kind in _OPTIONS]
+    _compiled.prepare_torch(vars(profiler), _OPS, memory_of, *options)
+
+
+prepare_compiled(memory_of)
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
 _ALL_TO_ALL = c10d.AllToAllOptions()
@@ -234,20 +236,20 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         self._check_length(parts, "inputs")
         return self._reduce_scatter(opts, taken, output, parts, taken.joined(parts, given=True))
 
+    reduce_scatter_single = _reduce_scatter_base = _compiled.reduce_scatter_single
+
     @_refusing("reduce_scatter")
-    def reduce_scatter_single(
+    def _reduce_scatter_single_any(
         self, outputTensor: Any, inputTensor: Any, opts: Any = _REDUCE_SCATTER
     ) -> _Pending:
         taken = Taken()
         return self._reduce_scatter(opts, taken, outputTensor, [inputTensor], taken.given(inputTensor))
 
-    _reduce_scatter_base = reduce_scatter_single
-
     @_refusing("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = _REDUCE_SCATTER
     ) -> _Pending:
-        return self._each(opts, self.reduce_scatter_single, outputs, inputs)
+        return self._each(opts, self._reduce_scatter_single_any, outputs, inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -265,8 +267,10 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
 
     # -- moving --
 
+    broadcast = _compiled.broadcast
+
     @_refusing("broadcast", "broadcast")
-    def broadcast(self, tensors: Any, opts: Any) -> _Pending:
+    def _broadcast_any(self, tensors: Any, opts: Any) -> _Pending:
         taken = Taken()
         if len(tensors) > 1:
             check_alike(tensors[1:], tensors[0], "the list of tensors", first=1)
@@ -289,13 +293,13 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         given = bytes_of(taken.given(tensor))
         return self._call(opts, taken, list(parts), "all_gather_v", given, out=pieces)
 
+    all_gather_single = _allgather_base = _compiled.all_gather_single
+
     @_refusing("all_gather")
-    def all_gather_single(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> _Pending:
+    def _all_gather_single_any(self, output: Any, input: Any, opts: Any = _ALLGATHER) -> _Pending:
         taken = Taken()
         out = taken.changed(output)
         return self._call(opts, taken, [output], "all_gather", taken.given(input), out=out)
-
-    _allgather_base = all_gather_single
 
     @_refusing("all_gather")
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
@@ -305,7 +309,7 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
 
     @_refusing("all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
-        return self._each(opts, self.all_gather_single, outputs, inputs)
+        return self._each(opts, self._all_gather_single_any, outputs, inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 

@@ -159,13 +159,18 @@ def _or_by_gloo(name: str) -> Callable[..., Any]:
     return call
 
 
-# Group.allreduce itself makes only calls that shmring serves, and leaves others to this method.
-_NAMES_IN_GLOO = {"_reduce_for_all": "allreduce"}
+# Compiled methods make only calls that shmring serves, and leave others to these ones.
+_NAMES_IN_GLOO = {
+    "_reduce_for_all": "allreduce",
+    "_broadcast_any": "broadcast",
+    "_all_gather_single_any": "_allgather_base",
+    "_reduce_scatter_single_any": "_reduce_scatter_base",
+}
 for _name in (
-    *("_reduce_for_all", "allreduce_coalesced", "reduce", "broadcast"),
-    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("_reduce_for_all", "allreduce_coalesced", "reduce", "_broadcast_any"),
+    *("reduce_scatter", "_reduce_scatter_single_any"),
     *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
-    *("allgather", "all_gather_single", "_allgather_base", "allgather_coalesced"),
+    *("allgather", "_all_gather_single_any", "allgather_coalesced"),
     *("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "gather", "gather_single"),
     *("gather_into_tensor", "scatter"),
     *("all_to_all_single", "alltoall_base", "alltoall", "send", "recv"),

@@ -174,3 +174,28 @@ def receive_in_vain(comm, is_sender):
 def test_a_message_in_vain_is_a_timeout_on_all_ranks(is_sender):
     with Ranks(2) as ranks:
         assert ranks.meet()(receive_in_vain, is_sender) == [True, True]
+
+
+def wait_for_the_options_timeout(comm, method):
+    kind, tensors = {
+        "allreduce": (c10d.AllreduceOptions, ([torch.ones(2)],)),
+        "broadcast": (c10d.BroadcastOptions, ([torch.ones(2)],)),
+        "all_gather_single": (c10d.AllgatherOptions, (torch.ones(4), torch.ones(2))),
+        "reduce_scatter_single": (c10d.ReduceScatterOptions, (torch.ones(1), torch.ones(2))),
+    }[method]
+    with group_of(comm, seconds=60) as group:
+        options = kind()
+        options.asyncOp, options.timeout = False, datetime.timedelta(seconds=0.2)
+        dist.barrier()
+        begin = time.monotonic()
+        if comm.rank == 0:
+            time.sleep(1)
+        with pytest.raises(shmring.Timeout):
+            getattr(group, method)(*tensors, options)
+        return time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("method", ["allreduce", "broadcast", "all_gather_single", "reduce_scatter_single"])
+def test_the_timeout_in_the_options_of_a_call_counts(method):
+    with Ranks(2) as ranks:
+        assert ranks.meet()(wait_for_the_options_timeout, method) == [True] * 2
