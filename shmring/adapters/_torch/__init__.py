@@ -11,6 +11,7 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                                         |-- fields      where it reads the fields of torch's options
                                         |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
+                                        |-- derived     groups that are made of others
                                         |-- reconfiguring  other members, from torch 2.14 on
                                         |-- work        what an asynchronous call returns
                                         |-- sparse      sums of sparse tensors

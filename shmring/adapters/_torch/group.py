@@ -26,6 +26,7 @@ from torch.autograd import profiler
 import shmring
 
 from .. import _compiled
+from .derived import Derivable
 from .fields import find_fields
 from .monitored import monitored_barrier
 from .overloads import FORMS
@@ -120,7 +121,7 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
     return decorate
 
 
-class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
+class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     """One rank's membership in a process group; `comm` is its communicator."""
 
     _frames_to_caller = 1  # from `send` and `recv`
@@ -133,6 +134,7 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         self._handle = new_handle()
         self._timeout_s = timeout.total_seconds()
         self._name = self._description = ""
+        self._nsplits = 0
         self._calling = _compiled.CallLock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
         self._unfinished: list[Operation] = []  # with staged results, not yet waited for
@@ -433,6 +435,8 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Set the timeout of later calls."""
+        if not isinstance(timeout, datetime.timedelta):
+            raise TypeError(f"the timeout of a group is a datetime.timedelta, not {timeout!r:.80}")
         self.comm.timeout_s = self._timeout_s = timeout.total_seconds()
 
     def abort(self) -> None:
@@ -565,7 +569,7 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        self._name = name
+        self._name = _text(name)
 
     _set_group_name = setGroupName
 
@@ -573,7 +577,7 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        self._description = description
+        self._description = _text(description)
 
     _set_group_desc = setGroupDesc
 
@@ -600,7 +604,24 @@ class Group(Reconfigurable, dist.ProcessGroup):  # type: ignore[misc, unused-ign
         return types.SimpleNamespace(_timeout=datetime.timedelta(seconds=self._timeout_s))
 
     use_pg_for_symm_mem_rendezvous = False
-    supports_splitting = supports_coalescing = supports_time_estimate = supports_window = False
+    supports_shrinking = supports_splitting = supports_coalescing = supports_time_estimate = (
+        supports_window
+    ) = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing: all ranks are connected already."""
+
+    def memory_stats(self) -> Any:
+        raise RuntimeError("a process group of shmring has no statistics of a device's memory")
+
+    def suspend(self) -> None:
+        raise RuntimeError("a process group of shmring cannot be suspended")
+
+    def resume(self) -> None:
+        raise RuntimeError("a process group of shmring cannot be suspended, and so not resumed")
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: every call has a sequence number in any case."""
@@ -667,6 +688,12 @@ def _multiplied(taken: Taken, tensor: torch.Tensor, op: Any) -> Any:
         stage = (tensor * _factor(op)).to(tensor.dtype).contiguous()
     taken.copy_back(tensor, stage)
     return stage_memory(stage)
+
+
+def _text(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a group's name and its description are texts, not {name!r:.80}")
+    return name
 
 
 def _seconds(timeout: datetime.timedelta | None) -> float | None:

@@ -183,13 +183,28 @@ CALLS = {
         else g.barrier
     ),
 }
+
+
+def backend_of(group):
+    return group._get_backend(torch.device("cpu"))
+
+
 READ = {
     "use_pg_for_symm_mem_rendezvous": lambda g: g.use_pg_for_symm_mem_rendezvous,
     "bound_device_id": lambda g: g.bound_device_id,
     "rank": lambda g: g.rank(),
     "size": lambda g: g.size(),
-    "options._timeout": lambda g: g._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
+    "options._timeout": lambda g: backend_of(g).options._timeout.total_seconds(),
     "_has_hooks": lambda g: g._has_hooks(),
+    "set_timeout(text)": lambda g: g.set_timeout("1 s"),
+    "_set_group_name(number)": lambda g: g._set_group_name(3),
+    "_set_group_desc(number)": lambda g: g._set_group_desc(3),
+    "supports_shrinking": lambda g: backend_of(g).supports_shrinking,
+    "supports_tensor_alloc": lambda g: backend_of(g).supports_tensor_alloc(torch.device("cpu")),
+    "eager_connect_single_device": lambda g: backend_of(g).eager_connect_single_device(torch.device("cpu")),
+    "memory_stats": lambda g: backend_of(g).memory_stats(),
+    "suspend": lambda g: backend_of(g).suspend(),
+    "resume": lambda g: backend_of(g).resume(),
 }
 READ_SINCE_2_14 = {
     "get_backend": lambda g: g.get_backend(torch.device("cpu")).size(),
