@@ -93,10 +93,14 @@ def in_child(function):
     A build of torch for CUDA refuses autograd in processes that are forked after this one has used it.
     """
 
+    def run(pipe, *arguments):
+        torch.set_num_threads(1)  # a forked process waits for ever for this one's threads, if it has some
+        pipe.send(function(*arguments))
+
     @functools.wraps(function)
     def call(*arguments):
         ours, theirs = FORK.Pipe()
-        process = FORK.Process(target=lambda: theirs.send(function(*arguments)))
+        process = FORK.Process(target=run, args=(theirs, *arguments))
         process.start()
         theirs.close()
         try:
