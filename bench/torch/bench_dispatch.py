@@ -105,6 +105,7 @@ def main() -> int:
         ]
         for process in ranks:
             process.start()
+        theirs.close()  # so that the end of a rank is the end of the pipe
         found, _ = ours.recv(), ours.recv()
         for process in ranks:
             process.join()

@@ -145,6 +145,8 @@ def main() -> int:
     add("--count", type=int, default=5, help="changes of a block (%(default)s)")
     add("--stores", type=comma_separated(str, list(STORES)), default=list(STORES), help="tcp,file")
     options = parser.parse_args()
+    if not hasattr(dist, "_reconfigure"):
+        raise SystemExit(f"torch {torch.__version__} has no reconfigure; it needs 2.14")
     lines = [["store", "ranks", "until", *BACKENDS, f"shmring / gloo (target {TARGET})", "changes"]]
     for store in options.stores:
         for size in options.ranks:

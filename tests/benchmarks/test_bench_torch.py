@@ -100,3 +100,29 @@ def test_a_tiny_run(tmp_path):
     for found in run["rows"]:
         assert set(found["us"]) == ({"shmring"} if found["variant"] == COMM else {"gloo", "shmring"})
         assert all(us > 0 for figures in found["us"].values() for us in figures)
+
+
+@pytest.mark.limit(100)
+@pytest.mark.skipif(WITHOUT_TORCH, reason="torch is not installed")
+@pytest.mark.parametrize(
+    ("name", "arguments", "lines"),
+    [
+        (
+            "bench_dispatch.py",
+            ["--rounds", "1", "--count", "3"],
+            r"\n +all_reduce( +[\d.,]+){2} .+\n +broadcast .+\n +all_gather .+\n *reduce_scatter .+",
+        ),
+        (
+            "bench_reconfigure.py",
+            ["--ranks", "2", "--rounds", "1", "--count", "2"],
+            r"\n +tcp +2 +reconfigured +[\d.]+ ms .+\n +tcp +2 +all_reduce .+\n +file .+",
+        ),
+    ],
+)
+def test_a_tiny_run_of_a_small_benchmark(name, arguments, lines):
+    command = [sys.executable, str(BENCH / "torch" / name), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    if "has no reconfigure" in result.stderr:
+        pytest.skip(result.stderr)
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert re.search(lines, result.stdout), result.stdout
