@@ -33,7 +33,7 @@
                         +----------------------------------------------+                                  */
 
 #define SR_MAGIC 0x676e69726d687361u       /* "ashmring": a segment of this layout */
-#define SR_QUEUE_MAGIC 0x32756575716d6873u /* "shmqueu2": a ring in memory of its own */
+#define SR_QUEUE_MAGIC 0x33756575716d6873u /* "shmqueu3": a ring in memory of its own */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher loads them as a pair */
@@ -254,6 +254,9 @@ struct sr_message_ring {
 
 enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
 
+#define SR_ORIGIN_BEGIN 16 /* offset of `origin` in sr_queue and sr_broadcast */
+#define SR_ORIGIN_NBYTES 48
+
 /* A ring between two processes in memory of its own (the public class Ring). The ring's bytes begin on the next page.
 
      0                  +----------------------------------------------+
@@ -264,9 +267,9 @@ enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
 struct sr_queue {
     uint64_t magic;                  /* W creator before any other process maps it; R both sides */
     uint64_t nbytes;                 /* W creator, likewise: a power of two; R both sides */
+    unsigned char origin[SR_ORIGIN_NBYTES]; /* of ring_common.py: who made the ring, and who has pickled it */
     uint32_t gave_up;                /* 1: an exception ended the putting. W the side that puts, before it closes; R the
                                         other side, once it sees this */
-    struct sr_liveness creator;      /* W creator; R both sides: once it is dead, no process opens an absent side */
     struct sr_liveness liveness[SR_SIDES]; /* W the process at that side, `state` first by compare-and-swap; R the other
                                               side */
     struct sr_event event[SR_SIDES]; /* that side sleeps on it; the other side signals it */
@@ -309,12 +312,11 @@ struct sr_reader {
 };
 
 struct sr_broadcast {
-    uint64_t magic;            /* W creator before any other process maps it, R all, as all up to creator_start_time */
+    uint64_t magic;            /* W creator before any other process maps it, R all, as all up to `drops` */
     uint64_t nbytes;           /* a power of two */
+    unsigned char origin[SR_ORIGIN_NBYTES]; /* as sr_queue.origin */
     uint32_t places, reserved; /* places of readers; places that are reserved at the beginning */
     uint32_t drops;            /* 1: the writer does not wait for readers */
-    uint32_t creator_pid;
-    uint64_t creator_start_time;
     uint32_t gave_up;          /* 1: an exception ended the putting. W writer, before it closes; R readers, then */
     struct sr_place writer;
     struct sr_counter changes; /* W readers that take or leave a place, by fetch-and-add; R writer, which then looks at
@@ -325,7 +327,7 @@ struct sr_broadcast {
     struct sr_reader reader[]; /* `places` of them */
 };
 
-#define SR_BROADCAST_MAGIC 0x3174736163646273u /* "sbdcast1" */
+#define SR_BROADCAST_MAGIC 0x3274736163646273u /* "sbdcast2" */
 #define SR_MOST_READERS 1024u
 
 /* SR_REMOTE_ABORT: a rank of another host has notified all ranks. */
@@ -404,6 +406,8 @@ _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE
 _Static_assert(sizeof(struct sr_offer) <= SR_FRAME_INLINE_NBYTES, "an offer is one line");
 _Static_assert(sizeof(struct sr_message_ring) <= SR_PAGE, "the head of a message ring is one page");
 _Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring in memory of its own is one page");
+_Static_assert(offsetof(struct sr_queue, origin) == SR_ORIGIN_BEGIN, "Python finds the origin there");
+_Static_assert(offsetof(struct sr_broadcast, origin) == SR_ORIGIN_BEGIN, "Python finds the origin there");
 _Static_assert(sizeof(struct sr_place) == SR_LINE, "a place has its pair of cache lines for itself");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");
 _Static_assert(SR_LINES / 2 <= SR_RECORDS, "the records still hold a call that differs when the difference is seen");

@@ -17,11 +17,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import functools
 import math
 import os
 import secrets
-import stat
 import threading
 import time
 import warnings
@@ -32,8 +30,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .._system import segments
-from .._system.limits import explain
+from .._system import descriptors, segments
 from ..errors import Error
 from . import keeper
 from .allocator import Part, check
@@ -47,6 +44,7 @@ _HEAD_NBYTES = 4096
 _NSLOTS = 1984
 _SWEEP_S = 0.001  # least time between two looks at all pickles under way
 _EXIT_S = 0.02  # at the end of a process, for pickles to be loaded before it leaves a keeper
+_WHAT = "a shared array"  # in messages
 _SENT, _LOADED = 0, 1  # lowest bit of a slot; the others are the number of its use
 
 
@@ -509,9 +507,8 @@ def reduce_array(array: _Array) -> Any:
     _drop_all()
     if sent is None:
         return array.__reduce_ex__(_PROTOCOL)
-    about = os.fstat(block.fd)
     offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES
-    place = _machine(), _token(), os.getpid(), block.fd, about.st_dev, about.st_ino
+    place = descriptors.machine(), _token(), os.getpid(), block.fd, *descriptors.identity_of(block.fd)
     use = block.nonce, block.nbytes, block.for_receivers, *sent
     return _load, (place, use, offset, array.dtype, array.shape, array.strides, array.flags.writeable)
 
@@ -528,11 +525,7 @@ def _load(
     """Return the array of a pickle."""
     machine, token, pid, number, *identity = place
     nonce, nbytes, for_receivers, slot, value = use
-    if machine != _machine():
-        raise Error(
-            f"a shared array of process {pid} of another machine or container cannot be opened here: "
-            "pass a copy of it"
-        )
+    descriptors.check_machine(machine, pid, _WHAT)
     with _guard:
         _sweep()
         block = _blocks.get(nonce)
@@ -552,22 +545,9 @@ def _load(
 
 def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) -> int:
     """Return a descriptor of the block of another process, or of the keeper after its end."""
-    path = f"/proc/{pid}/fd/{number}"
-    try:
-        there = os.stat(path)
-        # The number may belong to another file by now, whose opening might have effects.
-        if [there.st_dev, there.st_ino] == identity and stat.S_ISREG(there.st_mode):
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError):
-        pass
-    except PermissionError as error:
-        raise Error(
-            f"this process may not open a shared array of process {pid} ({error}): both must be of one "
-            "user, and the kernel must let them see each other's /proc (hidepid, prctl PR_SET_DUMPABLE)"
-        ) from error
-    except OSError as error:
-        raise explain(error, f"opening a shared array of process {pid}") from error
-    fd = keeper.ask(token, nonce)
+    fd = descriptors.open_there(pid, number, identity, _WHAT)
+    if fd is None:
+        fd = keeper.ask(token, nonce)
     if fd is None:
         raise _gone(pid)
     return fd
@@ -593,13 +573,6 @@ def _gone(pid: int) -> Error:
 
 _PROTOCOL = 4  # of pickles of multiprocessing; those of protocol 5 load this as well
 reduction.ForkingPickler.register(np.ndarray, reduce_array)
-
-
-@functools.cache
-def _machine() -> str:
-    """Return what tells this machine, and this process's view of the others, from other machines."""
-    with open("/proc/sys/kernel/random/boot_id") as boot_id:
-        return f"{boot_id.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 # ---- the ends of processes ---------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_queue:
         uint64_t magic, nbytes
         uint32_t gave_up
-        sr_liveness creator
         sr_liveness *liveness
         sr_event *event
         sr_ring ring
@@ -32,6 +31,7 @@ cdef extern from "layout.h" nogil:
         SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT, SR_FRAME_OFFER
         SR_RING_LEAST_NBYTES
         SR_QUEUE_MAGIC
+        SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES
         SR_PRODUCER, SR_CONSUMER
     cdef struct sr_place:
         sr_flag owner, start_time, first, first_number
@@ -40,8 +40,8 @@ cdef extern from "layout.h" nogil:
         sr_ring ring
         sr_event event
     cdef struct sr_broadcast:
-        uint64_t magic, nbytes, creator_start_time
-        uint32_t places, reserved, drops, creator_pid, gave_up
+        uint64_t magic, nbytes
+        uint32_t places, reserved, drops, gave_up
         sr_place writer
         sr_counter changes, tail
         sr_event event

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Closed, RankFailed
-from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, myself, rounded
+from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
 from .ring_ends import MOST_READERS, BroadcastEnds
 
 _ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
@@ -18,7 +18,9 @@ _WORD = np.dtype("<u8")
 class Broadcast(QueueEnds, BroadcastEnds):
     """A queue from one process to several others: every reader gets every item, in order.
 
-    Create it and pass it to children as an argument of `multiprocessing.Process` (any start method). The
+    Create it and send it to the other processes. It travels as an argument of `multiprocessing.Process`, and
+    in any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. Keep it open until all pickles
+    have been loaded. The processes must be of one user, on one machine, and see each other in `/proc`. The
     process that puts first is the writer; each process that gets is a reader. The writer waits for the
     slowest reader, or with `drop` for none. A reader that closes or dies is no longer waited for. The memory
     has no name. `with` closes the ring and notifies the other processes: if an exception
@@ -88,7 +90,7 @@ class Broadcast(QueueEnds, BroadcastEnds):
             self._head_nbytes(places),
             nbytes,
             "a broadcast ring",
-            lambda address: self._format(address, nbytes, places, reserved, drop, *myself()),
+            lambda address: self._format(address, nbytes, places, reserved, drop),
         )
 
     def __repr__(self) -> str:
@@ -101,12 +103,12 @@ class Broadcast(QueueEnds, BroadcastEnds):
     def _cause_of_death(self, pid: int, start_time: int) -> str | None:
         return cause_of_death(pid, start_time)
 
-    def _poll_writer(self, pid: int, start_time: int) -> None:
+    def _poll_writer(self, pid: int, start_time: int, readers: set[int]) -> None:
         """Raise RankFailed if the writer is gone, or can never come. pid 0: it has not come yet."""
         if pid:
             if cause := cause_of_death(pid, start_time):
                 raise RankFailed(f"the process that puts into this ring is gone: {cause}", cause=cause)
-        elif cause := self._why_none_comes():
+        elif cause := self._why_none_comes(readers):
             raise RankFailed(f"nobody puts into this ring: {cause}", cause=cause)
 
     def _closed_there(self, is_writer: bool) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import RankFailed
-from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, myself, rounded
+from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
 from .ring_ends import HEAD_NBYTES, RingEnds
 
 _SIDES = ("puts into", "gets from")
@@ -12,7 +12,9 @@ _SIDES = ("puts into", "gets from")
 class Ring(QueueEnds, RingEnds):
     """A queue of bytes and arrays from one process to another, through shared memory; nothing is pickled.
 
-    Create it and pass it to a child as an argument of `multiprocessing.Process` (any start method). One
+    Create it and send it to the other process. It travels as an argument of `multiprocessing.Process`, and in
+    any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. Keep it open until a pickle has
+    been loaded. The processes must be of one user, on one machine, and see each other in `/proc`. One
     process puts and the other gets: each side belongs to the process that uses it first. The memory has no
     name. `with` closes the ring and notifies the other side: if an exception leaves the block of the process
     that puts, the other one gets Aborted in place of Closed.
@@ -45,7 +47,7 @@ class Ring(QueueEnds, RingEnds):
 
     def __init__(self, nbytes: int = DEFAULT_NBYTES) -> None:
         nbytes = rounded(nbytes)
-        self._make(HEAD_NBYTES, nbytes, "a ring", lambda address: self._format(address, nbytes, *myself()))
+        self._make(HEAD_NBYTES, nbytes, "a ring", lambda address: self._format(address, nbytes))
 
     def __repr__(self) -> str:
         return "<shmring.Ring, closed>" if self.closed_because else f"<shmring.Ring of {self.nbytes} bytes>"
@@ -54,7 +56,7 @@ class Ring(QueueEnds, RingEnds):
         """Raise RankFailed if the process at the other side is gone, or can never come."""
         liveness = self._liveness_of(side)
         if liveness is None:
-            if cause := self._why_none_comes():
+            if cause := self._why_none_comes(set()):
                 raise RankFailed(f"nobody {_SIDES[side]} this ring: {cause}", cause=cause)
         elif cause := cause_of_death(*liveness):
             raise RankFailed(f"the process that {_SIDES[side]} this ring is gone: {cause}", cause=cause)

@@ -6,7 +6,9 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
+import ctypes
 import os
+import secrets
 import sys
 import weakref
 from collections.abc import Callable
@@ -16,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from .._config.settings import Settings
-from .._system import procfs, segments
+from .._system import descriptors, procfs, segments
 from .._system.limits import usable_cpus
-from ..errors import Closed
-from .ring_ends import LEAST_NBYTES, Ends
+from ..errors import Closed, Error
+from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, Ends
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,14 +35,33 @@ PAUSES = 500  # if each process has a CPU
 
 _GONE = ("gone", "dead")
 _EXTENSION_TYPES = "ml_dtypes"
+_WHAT = "a ring"  # in messages
+_SEVERAL = 0xFFFFFFFF  # Origin.sender: more than one process
 _open: weakref.WeakSet[QueueEnds] = weakref.WeakSet()
+
+
+class Origin(ctypes.Structure):
+    """The processes that made and pickled a ring: at ORIGIN_BEGIN in its memory."""
+
+    _fields_ = (
+        ("nonce", ctypes.c_uint64),  # tells this ring from others. W creator; R processes that load a pickle
+        ("creator_start_time", ctypes.c_uint64),  # W creator; R all, as creator_pid
+        ("creator_pid", ctypes.c_uint32),
+        # A process that has pickled the ring and is not the creator; 0: there is none. W that process; R all.
+        ("sender", ctypes.c_uint32),
+    )
+
+
+assert ctypes.sizeof(Origin) <= ORIGIN_NBYTES
 
 
 class QueueEnds(Ends):
     """The part of Ring and Broadcast that is written in Python; see there."""
 
     _fd: int
-    _given_away: bool
+    _origin: Origin  # valid as long as this object, which keeps the memory mapped
+    _given_away: bool  # to children
+    _has_sent: bool  # a pickle of this process may be under way
     _other_items = ", and pickles nothing"  # the end of an error message
 
     def _make(
@@ -53,6 +74,9 @@ class QueueEnds(Ends):
             mapping = segments.Mapping(fd, head_nbytes + nbytes)
             mapping.populate()
             format_memory(mapping.address)
+            origin = Origin.from_address(mapping.address + ORIGIN_BEGIN)
+            origin.nonce = secrets.randbits(63) + 1
+            origin.creator_pid, origin.creator_start_time = myself()
             self._begin(fd, mapping)
         except BaseException:
             os.close(fd)
@@ -60,9 +84,25 @@ class QueueEnds(Ends):
 
     @classmethod
     def _attach(cls, wrapped: Any) -> Self:
-        """Return the ring of another process, from the descriptor in the pickle."""
+        """Return the ring of the parent, from the descriptor that this child was started with."""
+        return cls._open(wrapped.detach())
+
+    @classmethod
+    def _load(cls, machine: str, pid: int, number: int, identity: list[int], nonce: int) -> Self:
+        """Return the ring of another process, which a pickle describes."""
+        descriptors.check_machine(machine, pid, _WHAT)
+        fd = descriptors.open_there(pid, number, identity, _WHAT)
+        if fd is None:
+            raise _gone(pid)
+        ring = cls._open(fd)
+        if ring._origin.nonce != nonce:
+            ring.close()
+            raise _gone(pid)
+        return ring
+
+    @classmethod
+    def _open(cls, fd: int) -> Self:
         ring = cls.__new__(cls)
-        fd = wrapped.detach()
         try:
             ring._begin(fd, segments.Mapping(fd, os.fstat(fd).st_size))
         except BaseException:
@@ -73,7 +113,8 @@ class QueueEnds(Ends):
     def _begin(self, fd: int, mapping: segments.Mapping) -> None:
         super().__init__(mapping, PAUSES if usable_cpus(len(os.sched_getaffinity(0))) > 1 else 0)
         self._fd = fd
-        self._given_away = False
+        self._origin = Origin.from_address(mapping.address + ORIGIN_BEGIN)
+        self._given_away = self._has_sent = False
         _open.add(self)
 
     def put_nowait(self, item: NDArray[Any] | Buffer) -> None:
@@ -144,14 +185,17 @@ class QueueEnds(Ends):
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import context, reduction
 
-        if context.get_spawning_popen() is None:
-            raise RuntimeError(
-                "a ring travels only while a process is started, as an argument of multiprocessing.Process"
-            )
         if self.closed_because is not None:
             raise ValueError("this ring is closed; make another one")
-        self._given_away = True
-        return type(self)._attach, (reduction.DupFd(self._fd),)
+        if context.get_spawning_popen() is not None:
+            self._given_away = True
+            return type(self)._attach, (reduction.DupFd(self._fd),)
+        pid, origin = os.getpid(), self._origin
+        self._has_sent = True
+        if self._creator() != myself():
+            origin.sender = pid if origin.sender in (0, pid) else _SEVERAL
+        identity = descriptors.identity_of(self._fd)
+        return type(self)._load, (descriptors.machine(), pid, self._fd, identity, origin.nonce)
 
     # -- methods that Ends calls --
 
@@ -162,20 +206,35 @@ class QueueEnds(Ends):
             util.Finalize(self, _close_quietly, args=(weakref.ref(self),), exitpriority=0)
         return myself()
 
-    def _why_none_comes(self, of_those: set[int] | None = None) -> str | None:
+    def _why_none_comes(self, came: set[int]) -> str | None:
         """Return why no other process will use a side that none uses yet; None if one may still come.
 
-        The processes in `of_those` have come already, and do not count.
+        The processes in `came` use the ring already, and do not count. A process that has the ring may come,
+        and so may one that loads a pickle from a process that has the ring.
         """
-        if self._creator() != myself():
-            if procfs.state(*self._creator()) in _GONE:
-                return f"process {self._creator()[0]}, which made the ring, died"
-        elif self._given_away:
+        if self._has_sent:  # to a process that this one does not know
+            return None
+        creator = self._creator()
+        if creator != myself():
+            if procfs.state(*creator) not in _GONE:
+                return None
+            cause = f"process {creator[0]}, which made the ring, died"
+        else:
             from multiprocessing import active_children
 
-            if all(child.pid in (of_those or ()) for child in active_children()):
-                return "the processes that it was given to have ended"
-        return None
+            if not self._given_away:
+                return None
+            pids = {child.pid for child in active_children()} - came
+            if any(descriptors.may_have_open(pid, self._fd) for pid in pids if pid is not None):
+                return None
+            cause = "the processes that it was given to have ended, or closed it"
+        sender = self._origin.sender  # if it lives, a process may load its pickle
+        others = descriptors.processes_with(self._fd) - {os.getpid()}
+        return None if others - (set() if sender == _SEVERAL else came - {sender}) else cause
+
+    def _creator(self) -> tuple[int, int]:
+        """Return (pid, start time) of the process that made the ring."""
+        return self._origin.creator_pid, self._origin.creator_start_time
 
     def _closed_there(self, is_writer: bool) -> Exception:
         """Return the error of a wait whose other side is closed."""
@@ -236,6 +295,13 @@ def myself() -> tuple[int, int]:
     return os.getpid(), procfs.start_time(os.getpid())
 
 
+def _gone(pid: int) -> Error:
+    return Error(
+        f"the ring of process {pid} is gone: the process had ended, or closed the ring, before this pickle "
+        "was loaded; keep the ring open until all have loaded it"
+    )
+
+
 def cause_of_death(pid: int, start_time: int) -> str | None:
     """Return how a process of a ring died; None if it lives."""
     if procfs.state(pid, start_time) not in _GONE:
@@ -266,6 +332,7 @@ def _close_all() -> None:
 def _forget_all_sides() -> None:
     for ring in list(_open):
         ring._forget_sides()
+        ring._has_sent = False
 
 
 def _give_all_away() -> None:

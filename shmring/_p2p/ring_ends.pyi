@@ -10,6 +10,8 @@ from .._system.segments import Mapping
 
 HEAD_NBYTES: int  # bytes before the data of a ring with one reader
 LEAST_NBYTES: int  # minimum size of the ring's data
+ORIGIN_BEGIN: int  # offset of what ring_common.py keeps in the ring's memory
+ORIGIN_NBYTES: int
 MOST_READERS: int  # maximum number of readers
 
 class Ends:
@@ -25,6 +27,9 @@ class Ends:
         self, timeout: float | None = None, *, block: bool = True, out: NDArray[Any] | None = None
     ) -> Any:
         """Return the next item: bytes as bytes, an array as a new array of its own, or in `out`."""
+
+    def interrupt(self) -> None:
+        """Have every call that waits on this ring in this process raise Closed, now and later."""
 
     def _damaged(self) -> Exception:
         """Return the error of a ring that holds data which no process puts in."""
@@ -42,7 +47,6 @@ class Ends:
     def nbytes(self) -> int:
         """Bytes of the ring's data."""
 
-    def _creator(self) -> tuple[int, int]: ...
     def _closed_there(self, is_writer: bool) -> Exception: ...
     def _unwanted(self, is_object: bool, nbytes: int) -> Exception: ...
     def _come(self) -> tuple[int, int]: ...
@@ -55,14 +59,11 @@ class RingEnds(Ends):
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...
     @staticmethod
-    def _format(address: int, nbytes: int, pid: int, start_time: int) -> None:
-        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+    def _format(address: int, nbytes: int) -> None:
+        """Format a ring of nbytes, a power of two, in zeroed memory."""
 
     def _liveness_of(self, side: int) -> tuple[int, int] | None:
         """Return (pid, start time) of the process at a side; None if no process uses it yet."""
-
-    def _creator(self) -> tuple[int, int]:
-        """Return (pid, start time) of the process that created the ring."""
 
     def _poll_peer(self, side: int) -> None: ...
 
@@ -73,10 +74,8 @@ class BroadcastEnds(Ends):
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...
     @staticmethod
-    def _format(
-        address: int, nbytes: int, places: int, reserved: int, drops: bool, pid: int, start_time: int
-    ) -> None:
-        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+    def _format(address: int, nbytes: int, places: int, reserved: int, drops: bool) -> None:
+        """Format a ring of nbytes, a power of two, in zeroed memory."""
 
     @staticmethod
     def _head_nbytes(places: int) -> int:
@@ -96,12 +95,9 @@ class BroadcastEnds(Ends):
     def readers(self) -> int:
         """Number of readers that have come and not left. Those that were killed may still count."""
 
-    def _creator(self) -> tuple[int, int]:
-        """Return (pid, start time) of the process that created the ring."""
-
-    def _poll_writer(self, pid: int, start_time: int) -> None: ...
+    def _poll_writer(self, pid: int, start_time: int, readers: set[int]) -> None: ...
     def _cause_of_death(self, pid: int, start_time: int) -> str | None: ...
-    def _why_none_comes(self, of_those: set[int] | None = None) -> str | None: ...
+    def _why_none_comes(self, came: set[int]) -> str | None: ...
     def _as_parts(self, obj: object) -> list[bytes | memoryview]: ...
     def _room_for_object(self, nbytes: int) -> np.ndarray[Any, Any]: ...
     def _object_of(self, item: np.ndarray[Any, Any]) -> object: ...

@@ -17,17 +17,17 @@ from .._core.segment cimport (
     sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_time_away,
 )
 from .._core.spsc_ring cimport (
-    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_MOST_READERS, SR_PLACE_CLOSED, SR_PLACE_FREE, SR_PLACE_JOINED,
-    SR_PLACE_RESERVED, SR_PRODUCER, SR_QUEUE_MAGIC, SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES, SR_RING_WAIT,
-    SR_RING_WHOLE, sr_broadcast, sr_broadcast_admit, sr_broadcast_drop, sr_broadcast_find_slowest, sr_broadcast_format,
-    sr_broadcast_has_changed, sr_broadcast_has_readers, sr_broadcast_head_nbytes, sr_broadcast_is_valid,
-    sr_broadcast_leave, sr_broadcast_open_writer, sr_broadcast_peek, sr_broadcast_pull, sr_broadcast_take_place,
-    sr_broadcast_was_dropped, sr_broadcast_writer, sr_event_sleep, sr_event_watch, sr_flag_load_ordered,
-    sr_flag_replace_ordered, sr_frame, sr_incoming, sr_liveness_acquire, sr_outgoing, sr_pause, sr_place,
-    sr_place_get_state, sr_place_owner, sr_place_pid, sr_process_close, sr_process_has_ended, sr_process_open, sr_queue,
-    sr_reader, sr_ring_end, sr_ring_format, sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room,
-    sr_ring_is_valid_length, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_publish_taken,
-    sr_ring_push, sr_ring_push_part, sr_ring_put,
+    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_MOST_READERS, SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES, SR_PLACE_CLOSED,
+    SR_PLACE_FREE, SR_PLACE_JOINED, SR_PLACE_RESERVED, SR_PRODUCER, SR_QUEUE_MAGIC, SR_RING_CUT, SR_RING_DAMAGED,
+    SR_RING_LEAST_NBYTES, SR_RING_WAIT, SR_RING_WHOLE, sr_broadcast, sr_broadcast_admit, sr_broadcast_drop,
+    sr_broadcast_find_slowest, sr_broadcast_format, sr_broadcast_has_changed, sr_broadcast_has_readers,
+    sr_broadcast_head_nbytes, sr_broadcast_is_valid, sr_broadcast_leave, sr_broadcast_open_writer, sr_broadcast_peek,
+    sr_broadcast_pull, sr_broadcast_take_place, sr_broadcast_was_dropped, sr_broadcast_writer, sr_event_sleep,
+    sr_event_watch, sr_flag_load_ordered, sr_flag_mark, sr_flag_replace_ordered, sr_frame, sr_incoming,
+    sr_liveness_acquire, sr_outgoing, sr_pause, sr_place, sr_place_get_state, sr_place_owner, sr_place_pid,
+    sr_process_close, sr_process_has_ended, sr_process_open, sr_queue, sr_reader, sr_ring_end, sr_ring_format,
+    sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room, sr_ring_is_valid_length, sr_ring_message_nbytes,
+    sr_ring_open_end, sr_ring_publish_taken, sr_ring_push, sr_ring_push_part, sr_ring_put,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 from .ring_frames cimport (
@@ -47,6 +47,7 @@ cnp.import_array()
 
 HEAD_NBYTES = SR_PAGE       # bytes before the data of a ring with one reader
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
+ORIGIN_BEGIN, ORIGIN_NBYTES = SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES    # the place of what ring_common.py keeps
 MOST_READERS = SR_MOST_READERS
 
 cdef class Ends:
@@ -72,6 +73,7 @@ cdef class Ends:
     cdef object item_kind
     cdef bint item_is_given             # ... and it is the caller's array
     cdef uint32_t *gave_up              # in shared memory: 1 if an exception ended the putting
+    cdef sr_flag interrupted            # 1: no call of this process waits any more
     cdef const sr_flag *tail            # if the writer drops items: position of the oldest item; else NULL
     cdef uint64_t number, next_number   # of the next item that goes in, and of the next one that comes out
     cdef uint64_t nlost                 # items that the writer has dropped before this process could get them
@@ -114,6 +116,10 @@ cdef class Ends:
 
     # Raise RankFailed if the process for which a side waits is gone, or will never come.
     cdef int poll_awaited(self, int side) except -1:
+        raise NotImplementedError
+
+    # Set `interrupted`, and wake the threads of this process that sleep.
+    cdef int set_interrupted(self) except -1:
         raise NotImplementedError
 
     # Make room by dropping the oldest items, in a ring that drops items.
@@ -534,6 +540,8 @@ cdef class Ends:
             if deadline[0] != NEVER_NS and now > self.slept_ns[side]:
                 deadline[0] += sr_time_away(self.slept_ns[side], now)
             PyErr_CheckSignals()
+            if sr_flag_load(&self.interrupted):
+                raise Closed("interrupt() has ended the waits of this process on this ring")
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
@@ -572,7 +580,8 @@ cdef class Ends:
         generation = sr_event_watch(event)
         if self.is_ready(side, room_nbytes):
             return True
-        if now < until_ns and self.event_of(side) == event and not self.is_closed_there(side):
+        if now < until_ns and self.event_of(side) == event and not self.is_closed_there(side) \
+                and not sr_flag_load_ordered(&self.interrupted):
             sr_event_sleep(event, generation, until_ns - now)
         return self.is_ready(side, room_nbytes)
 
@@ -597,7 +606,7 @@ cdef class Ends:
             if ready or errno == EINTR or now < next_poll[0] or now >= deadline \
                     or sr_time_away(self.slept_ns[side], now) or npolls[0] % POLLS_A_SIGNAL_CHECK == 0 \
                     or self.watched_fd[side] < 0 or self.awaited_pid(side) != self.watched_pid[side] \
-                    or self.is_closed_there(side):
+                    or self.is_closed_there(side) or sr_flag_load(&self.interrupted):
                 break
             next_poll[0] = now + interval
         if is_watched:
@@ -639,6 +648,15 @@ cdef class Ends:
         self.watched_fd[side], self.watched_pid[side] = -1, 0
         return 0
 
+    def interrupt(self):
+        """Have every call that waits on this ring in this process raise Closed, now and later.
+
+        Threads that wait wake at once. Calls that need not wait succeed as before: `get` still returns the items that
+        are in the ring. The other processes notice nothing until `close`.
+        """
+        if self.closed_because is None:
+            self.set_interrupted()
+
     # -- closing --
 
     def _forget_sides(self):
@@ -646,6 +664,7 @@ cdef class Ends:
         self.puts = self.gets = self.is_putting = self.is_getting = self.must_send_cut = False
         self.item = self.put_dtype = self.got_dtype = self.got_text = None
         self.number = self.next_number = self.nlost = 0
+        sr_flag_set(&self.interrupted, 0)
         self.stop_watching(SR_PRODUCER)
         self.stop_watching(SR_CONSUMER)
 
@@ -698,13 +717,11 @@ cdef class RingEnds(Ends):
         self.closed_because = None
 
     @staticmethod
-    def _format(uintptr_t address, uint64_t nbytes, int pid, uint64_t start_time):
-        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+    def _format(uintptr_t address, uint64_t nbytes):
+        """Format a ring of nbytes, a power of two, in zeroed memory."""
         cdef sr_queue *q = <sr_queue *> address
         sr_ring_format(&q.ring, 0)
         q.nbytes = nbytes
-        q.creator.pid = pid
-        q.creator.start_time = start_time
         q.magic = SR_QUEUE_MAGIC
 
     cdef int take_side(self, int side) except -1:
@@ -753,9 +770,10 @@ cdef class RingEnds(Ends):
         cdef sr_liveness *liveness = &self.q.liveness[side]
         return (liveness.pid, liveness.start_time) if sr_liveness_state(liveness) and liveness.pid else None
 
-    def _creator(self):
-        """Return (pid, start time) of the process that created the ring."""
-        return self.q.creator.pid, self.q.creator.start_time
+    cdef int set_interrupted(self) except -1:
+        sr_flag_mark(&self.interrupted, 1, &self.q.event[SR_PRODUCER])
+        sr_flag_mark(&self.interrupted, 1, &self.q.event[SR_CONSUMER])
+        return 0
 
     cdef int leave(self) except -1:
         cdef int side
@@ -800,12 +818,9 @@ cdef class BroadcastEnds(Ends):
         self.closed_because = None
 
     @staticmethod
-    def _format(uintptr_t address, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops, int pid,
-                uint64_t start_time):
-        """Format a ring of nbytes, a power of two, in zeroed memory, and record its creator."""
+    def _format(uintptr_t address, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops):
+        """Format a ring of nbytes, a power of two, in zeroed memory."""
         cdef sr_broadcast *shared = <sr_broadcast *> address
-        shared.creator_pid = pid
-        shared.creator_start_time = start_time
         sr_broadcast_format(shared, nbytes, places, reserved, drops, 0)
 
     @staticmethod
@@ -1014,19 +1029,24 @@ cdef class BroadcastEnds(Ends):
         cdef int slowest = self.writer.slowest
         cdef uint32_t i
         if side == SR_CONSUMER:
-            self._poll_writer(sr_place_pid(sr_flag_load(&place.owner)), sr_flag_load(&place.start_time))
+            self._poll_writer(sr_place_pid(sr_flag_load(&place.owner)), sr_flag_load(&place.start_time),
+                              self.readers_pids())
         elif slowest >= 0 and not self.free_place_of_the_dead(slowest):
             if sr_place_pid(sr_flag_load(&self.shared.reader[slowest].place.owner)) == 0:
-                pids = set()
-                for i in range(self.places):
-                    pids.add(sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)))
-                cause = self._why_none_comes(pids)
+                cause = self._why_none_comes(self.readers_pids())
                 if cause is not None:
                     self._last_death = cause
                     for i in range(self.places):
                         if sr_flag_load(&self.shared.reader[i].place.owner) == SR_PLACE_RESERVED:
                             sr_broadcast_leave(self.shared, i, SR_PLACE_RESERVED)
         return 0
+
+    cdef object readers_pids(self):
+        cdef uint32_t i
+        pids = set()
+        for i in range(self.places):
+            pids.add(sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)))
+        return pids
 
     cdef int drop_for(self, uint64_t room_nbytes) except -1:
         if room_nbytes + SR_CACHE_LINE > self.nbytes_of_ring:
@@ -1036,9 +1056,13 @@ cdef class BroadcastEnds(Ends):
             raise self._damaged()
         return 0
 
-    def _creator(self):
-        """Return (pid, start time) of the process that created the ring."""
-        return self.shared.creator_pid, self.shared.creator_start_time
+    # The writer may sleep on the event of any reader.
+    cdef int set_interrupted(self) except -1:
+        cdef uint32_t i
+        sr_flag_mark(&self.interrupted, 1, &self.shared.event)
+        for i in range(self.places):
+            sr_flag_mark(&self.interrupted, 1, &self.shared.reader[i].event)
+        return 0
 
     cdef int leave(self) except -1:
         cdef sr_place *place = &self.shared.writer
