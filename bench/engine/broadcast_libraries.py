@@ -133,14 +133,17 @@ class Iceoryx(Way):
 class MessageQueue(Way):
     """vLLM's ring in shared memory from one writer to all readers, which poll it. It pickles."""
 
+    def kind(self) -> Any:
+        from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+        return MessageQueue
+
     def open(self) -> None:
         self.handles = [FORK.Pipe() for _ in range(self.nreaders)]
         self.is_ready = False
 
     def connect(self) -> None:
-        from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-
-        self.queue = MessageQueue(self.nreaders, self.nreaders)
+        self.queue = self.kind()(self.nreaders, self.nreaders)
         for _, pipe in self.handles:
             pipe.send(self.queue.export_handle())
 
@@ -151,17 +154,30 @@ class MessageQueue(Way):
         self.queue.enqueue(x)
 
     def getter(self, reader: int) -> Callable[[], Array]:
-        from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
-
         found: list[Any] = []
 
         def get() -> Array:
             if not found:
-                found.append(MessageQueue.create_from_handle(self.handles[reader][0].recv(), reader))
+                found.append(self.kind().create_from_handle(self.handles[reader][0].recv(), reader))
                 found[0].wait_until_ready()
             return found[0].dequeue()
 
         return get
 
 
-LIBRARIES = {"faster_fifo": FasterFifo, "zmq": ZeroMQ, "iceoryx2": Iceoryx, "vllm": MessageQueue}
+class Adapter(MessageQueue):
+    """The same interface, of shmring.adapters.vllm."""
+
+    def kind(self) -> Any:
+        from shmring.adapters.vllm import MessageQueue
+
+        return MessageQueue
+
+
+LIBRARIES = {
+    "faster_fifo": FasterFifo,
+    "zmq": ZeroMQ,
+    "iceoryx2": Iceoryx,
+    "vllm": MessageQueue,
+    "vllm_adapter": Adapter,
+}

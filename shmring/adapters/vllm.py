@@ -1,4 +1,4 @@
-"""vLLM's tensor-parallel and pipeline-parallel groups of CPU workers on shmring.
+"""vLLM's tensor-parallel and pipeline-parallel groups of CPU workers, and its message queue, on shmring.
 
 With `SHMRING_REPLACES=gloo` in the environment, vLLM finds shmring by its entry point for platforms. Needs
 vLLM's build for the CPU, which has torch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,10 +18,22 @@ import shmring
 from .._config.optional_deps import need
 from .._config.settings import replaced_backend
 
-__all__ = ["TensorGroup", "platform_plugin"]
+if TYPE_CHECKING:
+    from ._vllm_queue import MessageQueue as MessageQueue
+
+__all__ = ["TensorGroup", "platform_plugin"]  # and MessageQueue, with vLLM only
 
 _TAG = 0
 _CONTEXT: Literal[1] = 1  # apart from the program's own messages
+
+
+def __getattr__(name: str) -> Any:
+    """Import MessageQueue, a class derived from vLLM's, when it is used."""
+    if name != "MessageQueue":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._vllm_queue import MessageQueue
+
+    return MessageQueue
 
 
 def platform_plugin() -> str | None:

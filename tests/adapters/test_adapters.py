@@ -356,6 +356,21 @@ def test_adapters_import_their_package_only_when_used():
     assert json.loads(output_of(start(sys.executable, "-c", textwrap.dedent(code)))) == []
 
 
+def test_the_class_that_needs_vllm_is_imported_only_when_used():
+    code = """
+        import sys
+        sys.modules["torch"] = sys.modules["vllm"] = None
+        from shmring.adapters import vllm
+        for name in "MessageQueue", "no_such_name":
+            try:
+                getattr(vllm, name)
+            except (ImportError, AttributeError) as error:
+                print(type(error).__name__)
+        """
+    printed = output_of(start(sys.executable, "-c", textwrap.dedent(code)))
+    assert printed.split() == ["ModuleNotFoundError", "AttributeError"]
+
+
 @pytest.mark.parametrize(
     ("package", "extra", "call"),
     [
