@@ -18,13 +18,14 @@ _WORD = np.dtype("<u8")
 class Broadcast(QueueEnds, BroadcastEnds):
     """A queue from one process to several others: every reader gets every item, in order.
 
-    Create it and send it to the other processes. It travels as an argument of `multiprocessing.Process`, and
-    in any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. Keep it open until all pickles
-    have been loaded. The processes must be of one user, on one machine, and see each other in `/proc`. The
+    Create it and send it to the other processes. It travels as an argument of `multiprocessing.Process`,
+    and in any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. The processes must be of
+    one user, on one machine, and see each other in `/proc`. The process that made the ring, even if it has
+    closed it, has to live until a pickle has been loaded; another process that sends it keeps it open. The
     process that puts first is the writer; each process that gets is a reader. The writer waits for the
-    slowest reader, or with `drop` for none. A reader that closes or dies is no longer waited for. The memory
-    has no name. `with` closes the ring and notifies the other processes: if an exception
-    leaves the block of the writer, readers get Aborted in place of Closed.
+    slowest reader, or with `drop` for none. A reader that closes or dies is no longer waited for. The
+    memory has no name. `with` closes the ring and notifies the other processes: if an exception leaves the
+    block of the writer, readers get Aborted in place of Closed.
 
     Parameters
     ----------

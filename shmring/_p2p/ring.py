@@ -12,12 +12,13 @@ _SIDES = ("puts into", "gets from")
 class Ring(QueueEnds, RingEnds):
     """A queue of bytes and arrays from one process to another, through shared memory; nothing is pickled.
 
-    Create it and send it to the other process. It travels as an argument of `multiprocessing.Process`, and in
-    any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. Keep it open until a pickle has
-    been loaded. The processes must be of one user, on one machine, and see each other in `/proc`. One
+    Create it and send it to the other process. It travels as an argument of `multiprocessing.Process`, and
+    in any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. The processes must be of one
+    user, on one machine, and see each other in `/proc`. The process that made the ring, even if it has
+    closed it, has to live until a pickle has been loaded; another process that sends it keeps it open. One
     process puts and the other gets: each side belongs to the process that uses it first. The memory has no
-    name. `with` closes the ring and notifies the other side: if an exception leaves the block of the process
-    that puts, the other one gets Aborted in place of Closed.
+    name. `with` closes the ring and notifies the other side: if an exception leaves the block of the
+    process that puts, the other one gets Aborted in place of Closed.
 
     Parameters
     ----------

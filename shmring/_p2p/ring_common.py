@@ -10,6 +10,7 @@ import ctypes
 import os
 import secrets
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -36,8 +37,14 @@ PAUSES = 500  # if each process has a CPU
 _GONE = ("gone", "dead")
 _EXTENSION_TYPES = "ml_dtypes"
 _WHAT = "a ring"  # in messages
+_COUNTED_NBYTES = 24
+_LINGER_S = 60.0  # least time for which a closed ring can be loaded from a pickle, if its maker lives
 _SEVERAL = 0xFFFFFFFF  # Origin.sender: more than one process
 _open: weakref.WeakSet[QueueEnds] = weakref.WeakSet()
+
+
+# The rings that this process made and has closed, while pickles may be loaded: (descriptor, pickles, end_s).
+_lingering: list[tuple[int, int, float]] = []
 
 
 class Origin(ctypes.Structure):
@@ -49,6 +56,9 @@ class Origin(ctypes.Structure):
         ("creator_pid", ctypes.c_uint32),
         # A process that has pickled the ring and is not the creator; 0: there is none. W that process; R all.
         ("sender", ctypes.c_uint32),
+        # One bit for each of the creator's first pickles: 1 if it has been loaded. W the process that loads
+        # it, under the lock; R creator.
+        ("loaded", ctypes.c_uint8 * _COUNTED_NBYTES),
     )
 
 
@@ -62,6 +72,7 @@ class QueueEnds(Ends):
     _origin: Origin  # valid as long as this object, which keeps the memory mapped
     _given_away: bool  # to children
     _has_sent: bool  # a pickle of this process may be under way
+    _npickles: int  # of the creator's
     _other_items = ", and pickles nothing"  # the end of an error message
 
     def _make(
@@ -88,8 +99,10 @@ class QueueEnds(Ends):
         return cls._open(wrapped.detach())
 
     @classmethod
-    def _load(cls, machine: str, pid: int, number: int, identity: list[int], nonce: int) -> Self:
-        """Return the ring of another process, which a pickle describes."""
+    def _load(
+        cls, machine: str, pid: int, number: int, identity: list[int], nonce: int, pickle_number: int
+    ) -> Self:
+        """Return the ring of another process, which a pickle describes. pickle_number -1 is not counted."""
         descriptors.check_machine(machine, pid, _WHAT)
         fd = descriptors.open_there(pid, number, identity, _WHAT)
         if fd is None:
@@ -98,6 +111,9 @@ class QueueEnds(Ends):
         if ring._origin.nonce != nonce:
             ring.close()
             raise _gone(pid)
+        if 0 <= pickle_number < 8 * _COUNTED_NBYTES:
+            with segments.locked(fd):
+                ring._origin.loaded[pickle_number // 8] |= 1 << pickle_number % 8
         return ring
 
     @classmethod
@@ -115,7 +131,9 @@ class QueueEnds(Ends):
         self._fd = fd
         self._origin = Origin.from_address(mapping.address + ORIGIN_BEGIN)
         self._given_away = self._has_sent = False
+        self._npickles = 0
         _open.add(self)
+        _close_loaded()
 
     def put_nowait(self, item: NDArray[Any] | Buffer) -> None:
         """Put an item in as `put(item, block=False)` does.
@@ -161,8 +179,9 @@ class QueueEnds(Ends):
             While another thread is inside a call of this ring.
         """
         if self._close("this ring is closed here"):
-            os.close(self._fd)
+            _lingering.append((self._fd, self._npickles, time.monotonic() + _LINGER_S))
             _open.discard(self)
+            _close_loaded()
 
     def __enter__(self) -> Self:
         return self
@@ -190,12 +209,14 @@ class QueueEnds(Ends):
         if context.get_spawning_popen() is not None:
             self._given_away = True
             return type(self)._attach, (reduction.DupFd(self._fd),)
-        pid, origin = os.getpid(), self._origin
+        pid, origin, pickle_number = os.getpid(), self._origin, -1
         self._has_sent = True
-        if self._creator() != myself():
+        if self._creator() == myself():
+            pickle_number, self._npickles = self._npickles, self._npickles + 1
+        else:
             origin.sender = pid if origin.sender in (0, pid) else _SEVERAL
-        identity = descriptors.identity_of(self._fd)
-        return type(self)._load, (descriptors.machine(), pid, self._fd, identity, origin.nonce)
+        place = descriptors.machine(), pid, self._fd, descriptors.identity_of(self._fd)
+        return type(self)._load, (*place, origin.nonce, pickle_number)
 
     # -- methods that Ends calls --
 
@@ -302,6 +323,25 @@ def _gone(pid: int) -> Error:
     )
 
 
+def _close_loaded() -> None:
+    """Close the descriptors of closed rings whose pickles have been loaded, or were made long ago."""
+    now_s = time.monotonic()
+    for each in list(_lingering):
+        fd, npickles, end_s = each
+        if now_s >= end_s or _are_loaded(fd, npickles):
+            with contextlib.suppress(ValueError):  # another thread has closed it
+                _lingering.remove(each)
+                os.close(fd)
+
+
+def _are_loaded(fd: int, npickles: int) -> bool:
+    wanted = (1 << min(npickles, 8 * _COUNTED_NBYTES)) - 1
+    if wanted == 0:
+        return True
+    origin = Origin.from_buffer_copy(os.pread(fd, ctypes.sizeof(Origin), ORIGIN_BEGIN))
+    return int.from_bytes(bytes(origin.loaded), "little") & wanted == wanted
+
+
 def cause_of_death(pid: int, start_time: int) -> str | None:
     """Return how a process of a ring died; None if it lives."""
     if procfs.state(pid, start_time) not in _GONE:
@@ -332,7 +372,10 @@ def _close_all() -> None:
 def _forget_all_sides() -> None:
     for ring in list(_open):
         ring._forget_sides()
-        ring._has_sent = False
+        ring._has_sent, ring._npickles = False, 0
+    for fd, _, _ in _lingering:  # its parent's
+        os.close(fd)
+    _lingering.clear()
 
 
 def _give_all_away() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import shmring
+from shmring._p2p import ring_common
 
 METHODS = ("fork", "spawn", "forkserver")
 FORK = multiprocessing.get_context("fork")
@@ -109,7 +110,8 @@ def call_kept(name, *args):
     return outcome(getattr(kept[-1], name), *args)
 
 
-def close_kept():
+def close_long_ago():
+    ring_common._LINGER_S = 0
     kept.pop().close()
 
 
@@ -213,6 +215,61 @@ def test_every_kind_of_segment(monkeypatch, kind):
         assert child.answer() == b"item"
 
 
+@pytest.mark.limit(60)
+@BOTH
+@pytest.mark.parametrize("method", METHODS)
+def test_a_ring_may_be_closed_before_it_has_been_loaded(kind, method):
+    with Child(method) as child:
+        child.send(time.sleep, 0.5)
+        with KINDS[kind]() as ring:
+            child.send(get_one, ring)
+            ring.put(b"item")
+        del ring
+        assert child.answer() is None
+        assert child.answer() == b"item"
+        assert child.call(call_kept, "get").startswith(ENDED)
+    for is_there in (True, False):  # the next ring closes the descriptor
+        assert bool(ring_common._lingering) == is_there
+        KINDS[kind]().close()
+
+
+@BOTH
+def test_closed_rings_are_kept_for_their_pickles_alone(kind):
+    before = segments()
+    rings = [KINDS[kind](TINY) for _ in range(3)]
+    pickles = [
+        [pickle.dumps(ring) for _ in range(count)] for ring, count in zip(rings, (0, 1, 300), strict=True)
+    ]
+    for ring in rings:
+        ring.close()
+    assert len(ring_common._lingering) == 2
+    child = FORK.Process(target=check_segments, args=(before,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    for data in pickles[2][:192]:  # as many are counted
+        pickle.loads(data).close()
+    assert len(ring_common._lingering) == 1
+    pickle.loads(pickles[1][0]).close()
+    assert not ring_common._lingering
+    assert segments() == before
+    with pytest.raises(shmring.Error, match="gone"):
+        pickle.loads(pickles[2][-1])
+
+
+def segments():
+    """Return the number of this process's descriptors of shared memory."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of the listing
+            count += os.readlink(f"/proc/self/fd/{number}").startswith("/memfd:shmring")
+    return count
+
+
+def check_segments(count):
+    os._exit(segments() != count)
+
+
 # ---- pickles that cannot be loaded -----------------------------------------------------------------------
 
 
@@ -225,7 +282,7 @@ def test_a_sender_that_ends_before_the_ring_is_loaded(kind, how):
         if how == "kill":
             sender.kill()
         else:
-            sender.call(close_kept)
+            sender.call(close_long_ago)
         with pytest.raises(shmring.Error, match=f"the ring of process {sender.process.pid} is gone"):
             pickle.loads(data)
         if how == "close":
@@ -237,9 +294,9 @@ def test_a_sender_that_ends_before_the_ring_is_loaded(kind, how):
 @BOTH
 def test_pickles_of_other_places_are_refused(kind, tmp_path):
     with KINDS[kind]() as ring:
-        load, (machine, pid, number, identity, nonce) = ring.__reduce__()
+        load, (machine, pid, number, identity, nonce, pickle_number) = ring.__reduce__()
         with pytest.raises(shmring.Error, match="another machine or container"):
-            load("other boot", pid, number, identity, nonce)
+            load("other boot", pid, number, identity, nonce, pickle_number)
         os.mkfifo(tmp_path / "fifo")
         fifo = os.open(tmp_path / "fifo", os.O_RDWR)
         with (tmp_path / "zeros").open("wb+") as zeros:
@@ -255,21 +312,22 @@ def test_pickles_of_other_places_are_refused(kind, tmp_path):
                 ((pid, zeros.fileno(), its, nonce), "not a (broadcast )?ring of this version"),
             ]:
                 with pytest.raises(shmring.Error, match=match):
-                    load(machine, *place)
+                    load(machine, *place, pickle_number)
             assert len(os.listdir("/proc/self/fd")) == before
         os.close(fifo)
-        load(machine, pid, number, identity, nonce).close()
+        load(machine, pid, number, identity, nonce, pickle_number).close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.limit(60)
 def test_another_user_may_not_open_it():
     with shmring.Ring() as ring:
-        answers = FORK.SimpleQueue()
-        child = FORK.Process(target=load_as_nobody, args=(pickle.dumps(ring), answers))
+        answers, data = FORK.SimpleQueue(), pickle.dumps(ring)
+        child = FORK.Process(target=load_as_nobody, args=(data, answers))
         child.start()
         assert "both must be of one user" in answers.get()
         child.join()
+        pickle.loads(data).close()
 
 
 def load_as_nobody(data, answers):
