@@ -618,6 +618,8 @@ def test_ctrl_c(side):
 def write_numbers(ring, pipe):
     for i in range(10**9):
         ring.put(numbered(i), ENOUGH_S)
+        if i == 0:
+            pipe.send("came")
 
 
 def read_numbers(ring, pipe):
@@ -646,6 +648,7 @@ def kill_at_random(seed):
             time.sleep(dice.random() * 0.02)
             with Readers(ring, 1, read_numbers) as late:
                 time.sleep(dice.random() * 0.15)
+                assert writer.answers() == ["came"]  # readers wait for a writer that never came
                 os.kill(writer.processes[0].pid, signal.SIGKILL)
                 last = readers.pipes[2].recv() if readers.pipes[2].poll(ENOUGH_S) else "no answer"
                 [late_last] = late.answers()

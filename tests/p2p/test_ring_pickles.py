@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -63,6 +64,8 @@ class Child:
         return self
 
     def __exit__(self, *_):
+        with contextlib.suppress(BrokenPipeError):
+            self.pipe.send(None)
         self.pipe.close()
         self.process.join(ENOUGH_S if sys.exc_info()[0] is None else 0)
         self.kill()
@@ -73,8 +76,8 @@ kept = []  # the rings that a child keeps open
 
 def obey(pipe):
     with contextlib.suppress(EOFError):
-        while True:
-            function, args = pipe.recv()
+        while order := pipe.recv():
+            function, args = order
             pipe.send(function(*args))
 
 
@@ -435,6 +438,72 @@ def leave_a_child(ring, pipe):
         time.sleep(1.2)
         pipe.send(outcome(ring.get, ENOUGH_S))
     os._exit(0)
+
+
+# ---- killed at any moment --------------------------------------------------------------------------------
+
+PLENTY = 200
+
+
+def load_and(data, function):
+    """Load a ring and call function(ring); return the name of the error that ended it."""
+    try:
+        with pickle.loads(data) as ring:
+            return function(ring)
+    except shmring.Error as error:
+        return type(error).__name__
+
+
+def put_numbers(ring):
+    for number in range(PLENTY):
+        ring.put(np.full(20, number), ENOUGH_S)
+    return PLENTY
+
+
+def get_numbers(ring):
+    for number in range(PLENTY):
+        if not (ring.get(ENOUGH_S) == np.full(20, number)).all():
+            return "wrong"
+    return PLENTY
+
+
+def kill_one_at_random(seed):
+    """One makes a ring, and sends pickles of it to a writer and a reader; one of the three is killed.
+
+    The maker is killed in the end in any case: while it lives, it could send the ring to others.
+    """
+    dice = random.Random(seed)
+    kind = dice.choice(list(KINDS))
+    with Child("fork") as maker, Child("fork") as writer, Child("fork") as reader:
+        data = maker.call(make, kind, TINY)
+        users = [(writer, put_numbers), (reader, get_numbers)]
+        dice.shuffle(users)
+        for child, function in users:
+            child.send(load_and, data, function)
+            time.sleep(dice.choice([0, dice.random() * 0.003]))
+        time.sleep(dice.choice([0, dice.random() * 0.01]))
+        killed = dice.choice([maker, writer, reader])
+        killed.kill()
+        time.sleep(dice.choice([0, dice.random() * 0.01]))
+        maker.kill()
+        answers = {child: child.answer() for child, _ in users if child is not killed}
+    for child, answer in answers.items():  # Error: the maker died before this one had loaded the ring
+        assert answer in {PLENTY, "Error", "RankFailed"}, (seed, kind, child is writer, answer)
+    if killed is maker:
+        assert (answers[reader] == PLENTY) == (answers[writer] == PLENTY), (seed, kind, answers)
+
+
+@pytest.mark.limit(100)
+def test_one_of_three_is_killed_at_any_moment():
+    for seed in range(25):
+        kill_one_at_random(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.limit(4000)
+def test_one_of_three_is_killed_again_and_again():
+    for seed in range(5000):
+        kill_one_at_random(seed)
 
 
 # ---- interrupt -------------------------------------------------------------------------------------------
