@@ -73,10 +73,14 @@ def spawn(nranks: int) -> None:
     assert shmring.spawn(total, nranks, method="fork") == [nranks] * nranks
 
 
+def run(command: list[str], environment: dict[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, timeout=LONGEST_S, env=environment, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+
+
 def shmrun(program: Path) -> Callable[[int], None]:
     def start(nranks: int) -> None:
-        subprocess.run([sys.executable, "-m", "shmring.run", "-n", str(nranks), str(program)], check=True,
-                       timeout=LONGEST_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        run([sys.executable, "-m", "shmring.run", "-n", str(nranks), str(program)])
 
     return start
 
@@ -85,9 +89,8 @@ def mpiexec(peer: Contestant, program: Path) -> Callable[[int], None]:
     def start(nranks: int) -> None:
         oversubscribed = nranks > len(os.sched_getaffinity(0))
         extra = peer.oversubscribed_launcher if oversubscribed else ()
-        subprocess.run([*peer.launcher, *extra, "-n", str(nranks), str(peer.python), str(program)],
-                       check=True, timeout=LONGEST_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                       env=peer.process_environment(oversubscribed=oversubscribed))
+        run([*peer.launcher, *extra, "-n", str(nranks), str(peer.python), str(program)],
+            peer.process_environment(oversubscribed=oversubscribed))
 
     return start
 

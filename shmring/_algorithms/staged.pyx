@@ -12,13 +12,13 @@ from .._core.descriptor cimport describe, descriptor, finish, offers_zero_copy, 
 from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
     SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
-    blocked_on, check_liveness, count_path, counter, gives, is_joined, is_moved, is_scan, is_sliced, is_split, line_of,
-    publish, publish_line, repeats_last, runs_here, see_calls_before, shared_address, takes,
+    blocked_on, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan, is_sliced, is_split,
+    line_of, publish, publish_line, repeats_last, runs_here, see_calls_before, shared_address, takes,
 )
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
     SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED, sr_call_line,
-    sr_descriptor, sr_flag, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
+    sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
     sr_prefetch_for_write, sr_single_copy,
 )
 from .._core.single_copy cimport may_be_single_copy
@@ -219,12 +219,10 @@ cdef int await_givers(Group *g, Call *c) noexcept nogil:
 # As blocked_on_line: wait for the ranks of this CPU first, since all of them enter the call, also those that give
 # nothing.
 cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
-    cdef sr_flag *seq
     cdef int rank
     for rank in range(g.size):
-        seq = &line_of(g, rank, c.seq).seq
-        if rank != g.rank and runs_here(g, rank) and not sr_flag_reached(seq, c.seq):
-            return blocked_on(c, seq, c.seq, rank)
+        if is_late(g, rank, c.seq) and runs_here(g, rank):
+            return blocked_on(c, &line_of(g, rank, c.seq).seq, c.seq, rank)
     return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import secrets
@@ -578,14 +579,10 @@ reduction.ForkingPickler.register(np.ndarray, reduce_array)
 # ---- the ends of processes ---------------------------------------------------------------------------------
 
 
+@functools.cache
 def _token() -> str:
     """Return the name of this process's keeper."""
-    if not _own or _own[0] != os.getpid():
-        _own[:] = [os.getpid(), secrets.token_hex(16)]
-    return str(_own[1])
-
-
-_own: list[Any] = []
+    return secrets.token_hex(16)
 
 
 def _prepare_end(*_: object) -> None:
@@ -641,6 +638,7 @@ def _after_fork_in_child() -> None:
     _guard = threading.Lock()
     if _in_keeper:
         return
+    _token.cache_clear()
     _prepare_end()
     _sent.clear()  # its parent's pickles
     for block in [*_blocks.values(), *_kept]:

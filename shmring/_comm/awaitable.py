@@ -20,9 +20,9 @@ POLL_S = 0.025  # between two checks of the peer's liveness
 
 async def result_of(work: Work[Any]) -> Any:
     """Return the Work's result once it is finished: the event loop watches a descriptor."""
-    import asyncio
-
     if not work.done():
+        import asyncio
+
         loop = asyncio.get_running_loop()
         finished = loop.create_future()
         # Use a descriptor of this coroutine: several coroutines, in several loops, may await one Work.

@@ -126,7 +126,7 @@ cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
 cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil:
     cdef int rank, step, ndead = 0
     for step in range(1, min(g.size, MOST_WATCHED + 1)):
-        rank = g.rank + step if g.rank + step < g.size else g.rank + step - g.size
+        rank = (g.rank + step) % g.size
         if not sr_waitset_watch_liveness(waitset, &g.lane[rank].liveness):
             ndead += 1
     if ndead == g.ndead:

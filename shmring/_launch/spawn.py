@@ -458,7 +458,7 @@ class _Launch:
 
     def start(self, world: World, method: str, call: _Call, payload: bytes) -> None:
         context: Any = multiprocessing.get_context(method)
-        if method == "fork" and world.nprocs > 1:
+        if method == "fork":
             from .. import init  # noqa: F401  once here, and not in every rank
         message = _head(_CALL, payload) + payload if payload else b""
         for rank in range(world.nprocs):
@@ -554,8 +554,6 @@ class _Launch:
         self._selector.register(rank.process.sentinel, selectors.EVENT_READ, rank)
 
     def _exchange(self, rank: _Rank, events: int) -> None:
-        if rank.settled:
-            return
         fd = rank.connection.fileno()
         try:
             if events & selectors.EVENT_WRITE and rank.unsent:

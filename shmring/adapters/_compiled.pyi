@@ -13,8 +13,7 @@ class Options:
     kind : type
         torch's class of them.
     places : dict or None
-        Where the fields are in memory, as `_torch/fields.py` finds them; None: they are read by their
-        properties.
+        The places of the fields in memory, which `_torch/fields.py` finds. If None, properties are read.
     """
 
     def __init__(self, kind: type, places: dict[str, int] | None) -> None: ...

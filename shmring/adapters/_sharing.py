@@ -30,13 +30,12 @@ def reducer(least_nbytes: int) -> Callable[[np.ndarray[Any, Any]], Any]:
     def reduce(array: np.ndarray[Any, Any]) -> Any:
         if array.nbytes < least_nbytes or array.dtype.hasobject:
             return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return travel(shmring.share(array, writable=True, copy=None))
+        return _travel(shmring.share(array, writable=True, copy=None))
 
     return reduce
 
 
-def travel(array: np.ndarray[Any, Any]) -> Any:
-    """Return how multiprocessing pickles an array, as `object.__reduce_ex__`."""
+def _travel(array: np.ndarray[Any, Any]) -> Any:
     return reduction.ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray](array)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 from collections.abc import Callable, Iterable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 import shmring
 
 from .._config.optional_deps import need
-from ._sharing import travel
 from ._tasks import be_rank, collect, free_port, join_address, pack
 
 __all__ = ["register_sharing", "run"]
@@ -162,8 +162,9 @@ def register_sharing(client: Any) -> None:
     need("distributed", "dask", __name__)
     from distributed.diagnostics.plugin import WorkerPlugin
 
+    own_host = shmring.host_id()
     for worker, host in client.run(shmring.host_id).items():
-        if host != shmring.host_id():
+        if host != own_host:
             raise ValueError(
                 f"worker {worker} is on another machine, where arrays of this one cannot be opened"
             )
@@ -187,13 +188,12 @@ def _replace_serializer() -> None:
             shmring.share(array, copy=False)
         except (TypeError, ValueError):
             return plain.serialize_numpy_ndarray(array, context)
-        return {"shmring": True}, [pickle.dumps(travel(array))]
+        return {"shmring": True}, [ForkingPickler.dumps(array)]
 
     def load(header: dict[str, Any], frames: list[Any]) -> Any:
         if "shmring" not in header:
             return plain.deserialize_numpy_ndarray(header, frames)
-        function, arguments = pickle.loads(frames[0])[:2]
-        return function(*arguments)
+        return pickle.loads(frames[0])
 
     dask_serialize.register(np.ndarray, dump)  # type: ignore[no-untyped-call, unused-ignore]
     dask_deserialize.register(np.ndarray, load)  # type: ignore[no-untyped-call, unused-ignore]
