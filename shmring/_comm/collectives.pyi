@@ -129,6 +129,23 @@ class Collectives:
         call returns None.
         """
     @overload
+    def all_reduce(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        algorithm: _Algorithm | None = None,
+        wire: _Wire | None = None,
+        group_size: SupportsIndex | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[None] | None:
+        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
+        call returns None.
+        """
+    @overload
     def reduce(  # type: ignore[overload-overlap]
         self,
         x: _Number,
@@ -189,6 +206,22 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
+        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
+        call returns None.
+        """
+    @overload
+    def reduce(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        wire: _Wire | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[None] | None:
         """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
         call returns None.
         """
@@ -245,6 +278,19 @@ class Collectives:
         it returns None.
         """
     @overload
+    def scan(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> Work[None] | None:
+        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
+        it returns None.
+        """
+    @overload
     def exscan(  # type: ignore[overload-overlap]
         self,
         x: _Number,
@@ -297,6 +343,19 @@ class Collectives:
         call returns None.
         """
     @overload
+    def exscan(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Array | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> Work[None] | None:
+        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
+        call returns None.
+        """
+    @overload
     def reduce_scatter(
         self,
         x: NDArray[_Scalar],
@@ -367,6 +426,30 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[_Out]:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: None = None,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> NDArray[Any] | Work[NDArray[Any]]:
+        """Combine x of all ranks elementwise and return this rank's part of the result."""
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        op: Op | _OpName = "sum",
+        *,
+        out: _Out,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> _Out | Work[_Out]:
         """Combine x of all ranks elementwise and return this rank's part of the result."""
     @overload
     def broadcast(
@@ -393,6 +476,18 @@ class Collectives:
     ) -> Work[None]:
         """Copy the root's x to every rank, into its x or into its `out`."""
     @overload
+    def broadcast(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Array | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[None] | None:
+        """Copy the root's x to every rank, into its x or into its `out`."""
+    @overload
     def scatter(
         self,
         x: NDArray[_Scalar] | None = None,
@@ -463,6 +558,30 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[_Out]:
+        """Return this rank's part of the root's x."""
+    @overload
+    def scatter(
+        self,
+        x: _Array | None = None,
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        like: _Array | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> NDArray[Any] | Work[NDArray[Any]]:
+        """Return this rank's part of the root's x."""
+    @overload
+    def scatter(
+        self,
+        x: _Array | None = None,
+        root: SupportsIndex = 0,
+        *,
+        out: _Out,
+        like: _Array | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> _Out | Work[_Out]:
         """Return this rank's part of the root's x."""
     @overload
     def gather(
@@ -543,6 +662,32 @@ class Collectives:
         ranks.
         """
     @overload
+    def gather(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: None = None,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> NDArray[Any] | Work[NDArray[Any] | None] | None:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
+    @overload
+    def gather(
+        self,
+        x: _Array,
+        root: SupportsIndex = 0,
+        *,
+        out: _Out,
+        async_op: bool,
+        timeout: float | None = None,
+    ) -> _Out | Work[_Out | None] | None:
+        """Return every rank's x on the root, as an array of shape (size, *s); return None on the other
+        ranks.
+        """
+    @overload
     def all_gather(
         self,
         x: NDArray[_Scalar],
@@ -607,6 +752,28 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[_Out]:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
+    @overload
+    def all_gather(
+        self,
+        x: _Array,
+        *,
+        out: None = None,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> NDArray[Any] | Work[NDArray[Any]]:
+        """Return every rank's x on every rank, as an array of shape (size, *s)."""
+    @overload
+    def all_gather(
+        self,
+        x: _Array,
+        *,
+        out: _Out,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> _Out | Work[_Out]:
         """Return every rank's x on every rank, as an array of shape (size, *s)."""
     @overload
     def all_to_all(
@@ -644,10 +811,23 @@ class Collectives:
     ) -> Work[_Out]:
         """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
     @overload
+    def all_to_all(
+        self, x: _Array, *, out: None = None, async_op: bool, timeout: float | None = None
+    ) -> NDArray[Any] | Work[NDArray[Any]]:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
+    @overload
+    def all_to_all(
+        self, x: _Array, *, out: _Out, async_op: bool, timeout: float | None = None
+    ) -> _Out | Work[_Out]:
+        """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i."""
+    @overload
     def barrier(self, *, async_op: Literal[False] = False, timeout: float | None = None) -> None:
         """Block until every rank has called it."""
     @overload
     def barrier(self, *, async_op: Literal[True], timeout: float | None = None) -> Work[None]:
+        """Block until every rank has called it."""
+    @overload
+    def barrier(self, *, async_op: bool, timeout: float | None = None) -> Work[None] | None:
         """Block until every rank has called it."""
     def refuse(self, kind: _Kind) -> None:
         """Refuse the collective `kind`, in place of calling it, since an argument is wrong."""
@@ -669,7 +849,7 @@ class Plan:
 class Work(Generic[_Result]):
     """A collective that runs in the background. Every collective returns one with async_op=True."""
 
-    def __init__(self, *args: object, **keywords: object) -> NoReturn: ...
+    def __init__(self, *args: object, **keywords: object) -> None: ...
     def wait(self, timeout: float | None = None) -> None:
         """Block until the call is finished."""
 

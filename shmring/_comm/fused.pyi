@@ -41,3 +41,19 @@ class FusedCollectives(VectorCollectives):
         """Combine each array of a list elementwise with those of all ranks, many small arrays as one; return
         None.
         """
+
+    @overload
+    def all_reduce_many(
+        self,
+        arrays: Iterable[Any],
+        op: Op | str = "sum",
+        *,
+        out: Iterable[Any] | None = None,
+        fuse_nbytes: SupportsIndex | None = None,
+        async_op: bool,
+        timeout: float | None = None,
+        priority: SupportsIndex | None = None,
+    ) -> Work[None] | None:
+        """Combine each array of a list elementwise with those of all ranks, many small arrays as one; return
+        None.
+        """

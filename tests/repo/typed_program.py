@@ -67,6 +67,21 @@ def move(comm: Comm, x: Floats, out: Floats) -> Floats:
     return comm.all_gather(x)
 
 
+def decide_later(comm: Comm, x: Floats, is_async: bool) -> None:
+    works = [comm.all_reduce(x, async_op=is_async), comm.broadcast(x, async_op=is_async)]
+    works += [comm.barrier(async_op=is_async), comm.all_reduce_many([x], async_op=is_async)]
+    for work in works:
+        if work is not None:
+            work.wait()
+    gathered = comm.all_gather(x, async_op=is_async)
+    assert (gathered.result() if isinstance(gathered, Work) else gathered).shape == (comm.size, *x.shape)
+    pieces = comm.gather_v(x, async_op=is_async)
+    assert_type(pieces, list[NDArray[Any]] | Work[list[NDArray[Any]] | None] | None)
+    if isinstance(pieces, Work):
+        pieces.wait()
+    assert_type(comm.all_to_all(x, out=np.empty_like(x), async_op=is_async), Floats | Work[Floats])
+
+
 async def overlap(comm: Comm, x: Floats) -> Floats:
     work: Work[Floats] = comm.all_gather(x, async_op=True)
     assert_type(work.done(), bool)
@@ -177,6 +192,8 @@ def program(comm: Comm) -> int:
     x = np.arange(4.0)
     reduce(comm, x)
     comm.run_steps(move, comm, x, np.empty((comm.size, 4)))
+    decide_later(comm, x, comm.size > 1)
+    decide_later(comm, x, False)
     asyncio.run(overlap(comm, x))
     exchange(comm, x)
     share(comm, x)
