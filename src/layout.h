@@ -358,6 +358,7 @@ struct sr_tuning {
     uint64_t single_copy_in_place_most_nbytes; /* ... up to here */
     uint64_t single_copy_message_nbytes; /* messages from here on are read from the sender's private memory, ... */
     uint64_t single_copy_message_always; /* ... 1: also if that is slower than through the ring */
+    uint64_t small_all_reduce_nbytes; /* as small_nbytes, for an all_reduce of ranks with a CPU each */
     uint64_t chain_nbytes;            /* with more ranks than CPUs, reductions from here on go from rank to rank */
 };
 

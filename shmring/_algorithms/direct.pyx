@@ -56,10 +56,16 @@ cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     return min(c.nbytes, whole_items(c, quarter))
 
 
-# The length of a chunk in the cached window: chunks have equal lengths, so that the last is not short.
+# The length of a chunk in the cached window: chunks have equal lengths, so that the last is not short. If ranks swap
+# places, all slices of a chunk have one length, and the slot has a line for each slice in addition.
 cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
-    cdef size_t nchunks = (c.nbytes - 1) // g.tuning.cached_chunk_nbytes + 1
-    return whole_items(c, min(slot_nbytes(c.nbytes // nchunks + 1), g.tuning.cached_chunk_nbytes))
+    cdef size_t grain = <size_t> g.size * SR_CACHE_LINE if c.swaps_places else SR_LINE
+    cdef size_t most = g.tuning.cached_chunk_nbytes
+    cdef size_t nbytes
+    if c.swaps_places:
+        most -= most % grain + grain
+    nbytes = c.nbytes // ((c.nbytes - 1) // most + 1) + 1
+    return whole_items(c, min(nbytes + (grain - 1) - (nbytes + (grain - 1)) % grain, most))
 
 
 cdef void enter_large(Group *g, Call *c) noexcept nogil:
@@ -67,37 +73,67 @@ cdef void enter_large(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     describe(g, c)
     publish_line(g, c)
+    c.swaps_places = cached and may_swap_places(g, c)
     c.chunk_nbytes = chunk_in_window(g, c) if cached else chunk_of(g, c)
     c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
     c.backwards = goes_backwards(c)
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 
-# The slot of a chunk, which has room for any rank's skew.
+# The bytes of a chunk's slot, which has room for any rank's skew.
+cdef inline size_t room_of(Group *g, Call *c, size_t nbytes) noexcept nogil:
+    return g.size * pitch_of(g, nbytes) if c.swaps_places else nbytes + SR_CACHE_LINE
+
+
 cdef inline uint64_t chunk_slot(Group *g, Call *c, Cursor *cursor, size_t nbytes) noexcept nogil:
-    return slot_begin_within(g, cursor.position, nbytes + SR_CACHE_LINE, c.window_nbytes)
-
-
-# The address of the data in rank's slot that begins at slot_at.
-cdef inline unsigned char *slot_data(Group *g, Call *c, int rank, uint64_t slot_at) noexcept nogil:
-    return slot(g, rank, slot_at) + (descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1))
+    return slot_begin_within(g, cursor.position, room_of(g, c, nbytes), c.window_nbytes)
 
 
 cdef inline uint64_t chunk_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, cursor)
-    return chunk_slot(g, c, cursor, nbytes) + slot_nbytes(nbytes + SR_CACHE_LINE)
+    return chunk_slot(g, c, cursor, nbytes) + slot_nbytes(room_of(g, c, nbytes))
 
 
-cdef inline void advance(Cursor *cursor, uint64_t slot_at, size_t nbytes) noexcept nogil:
-    cursor.position = slot_at + slot_nbytes(nbytes + SR_CACHE_LINE)
+cdef inline void advance(Group *g, Call *c, Cursor *cursor, uint64_t slot_at, size_t nbytes) noexcept nogil:
+    cursor.position = slot_at + slot_nbytes(room_of(g, c, nbytes))
     cursor.offset += nbytes
+
+
+# ---- direct: places of slices --------------------------------------------------------------------------------
+
+# Each rank stages its data for the owner of each slice, in its own slot. The owner reads and reduces them, and returns
+# the result in one of two ways. Both spare the transfer of lines that a core fetches only to overwrite them.
+#
+# - A few ranks, and all ranks of a reduce: the owner writes the result over the data that it has just read, and each
+#   rank finds all results in its own slot. Thus every line goes from a rank to the owner and back. With 2 to 4 ranks on
+#   as many CPUs, an all_reduce of 1 MiB takes 0.7 to 0.8 of the time, and a reduce with 4 to 16 ranks 0.8.
+# - More ranks: so many stores would take longer. The owner writes the result once, in its own slot, where all ranks
+#   read it. In the window each pair of ranks swaps its two places with every lap, so that each stages where it has read
+#   before. An all_reduce of 1 MiB takes 0.87 of the time with 6, 8 and 16 ranks on as many CPUs.
+#
+# Both were measured on a Xeon with bench/peers/peers.py and shmring.tools.tune.
+
+cdef enum:
+    WRITING_BACK_RANKS = 4   # the most ranks of an all_reduce that write results back
 
 
 cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
     return g.far and c.nbytes >= g.tuning.far_stream_nbytes
 
 
-# ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
+# True if the owner of a slice writes the result over every rank's data. Lines that are streamed are in no cache, so
+# only two ranks do it then.
+cdef inline bint writes_back(Group *g, Call *c) noexcept nogil:
+    if g.size == SWAPPING_RANKS:
+        return True
+    return (c.kind == REDUCE or g.size <= WRITING_BACK_RANKS) and not streams_slots(g, c)
+
+
+# True if pairs of ranks may swap places. A slot then has a line for each slice in addition, which must be little.
+cdef inline bint may_swap_places(Group *g, Call *c) noexcept nogil:
+    cdef size_t in_addition = <size_t> g.size * SR_CACHE_LINE
+    return not writes_back(g, c) and c.algorithm != MASTER and g.tuning.cached_chunk_nbytes >= 16 * in_addition
+
 
 # The begin of slice `index` of a chunk, in elements. The algorithm "master" differs only here: rank 0 has all.
 cdef inline size_t slice_begin(Group *g, Call *c, size_t count, int index) noexcept nogil:
@@ -105,6 +141,31 @@ cdef inline size_t slice_begin(Group *g, Call *c, size_t count, int index) noexc
         return 0 if index == 0 else count
     return sr_slice_begin_grained(count, g.size, index, SR_CACHE_LINE // c.itemsize)
 
+
+# The distance of two places in a slot in which ranks swap places: the longest slice of the chunk, and a line, since the
+# data of each rank begin as far into a line as its array.
+cdef inline size_t pitch_of(Group *g, size_t nbytes) noexcept nogil:
+    cdef size_t nlines = (nbytes + SR_CACHE_LINE - 1) // SR_CACHE_LINE
+    return ((nlines + g.size - 1) // g.size + 1) * SR_CACHE_LINE
+
+
+# The place of rank's data for the owner of a slice or, if rank is the owner, of the result that all ranks read.
+cdef inline unsigned char *place_of(Group *g, Call *c, int rank, int owner, uint64_t slot_at,
+                                    size_t nbytes) noexcept nogil:
+    cdef size_t skew = descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1)
+    if not c.swaps_places:
+        return slot(g, rank, slot_at) + skew + slice_begin(g, c, nbytes // c.itemsize, owner) * c.itemsize
+    if rank != owner and slot_at & g.lap_nbytes != 0:
+        return slot(g, owner, slot_at) + skew + rank * pitch_of(g, nbytes)
+    return slot(g, rank, slot_at) + skew + owner * pitch_of(g, nbytes)
+
+
+# The place of the result of the owner's slice, for this rank.
+cdef inline unsigned char *result_of(Group *g, Call *c, int owner, uint64_t slot_at, size_t nbytes) noexcept nogil:
+    return place_of(g, c, g.rank if writes_back(g, c) else owner, owner, slot_at, nbytes)
+
+
+# ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
 
 cdef int step_direct(Group *g, Call *c) noexcept nogil:
     cdef int status
@@ -163,67 +224,75 @@ cdef int block_direct(Group *g, Call *c) noexcept nogil:
     return blocked_on_credit(g, c, chunk_end(g, c, &c.stage))
 
 
+# The begin and the end of the owner's slice of a chunk, in bytes.
+cdef inline void find_slice(Group *g, Call *c, size_t nbytes, int owner, size_t *begin, size_t *end) noexcept nogil:
+    begin[0] = slice_begin(g, c, nbytes // c.itemsize, owner) * c.itemsize
+    end[0] = slice_begin(g, c, nbytes // c.itemsize, owner + 1) * c.itemsize
+
+
 # Stage the next chunk without this rank's own slice, which this rank reads in place.
 cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
-    cdef size_t count = nbytes // c.itemsize
-    cdef size_t begin = slice_begin(g, c, count, g.rank) * c.itemsize
-    cdef size_t end = slice_begin(g, c, count, g.rank + 1) * c.itemsize
     cdef uint64_t slot_at = chunk_slot(g, c, &c.stage, nbytes)
-    cdef unsigned char *staged = slot_data(g, c, g.rank, slot_at)
     cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
     cdef uint32_t stream = streams_slots(g, c)
-    if begin > 0:
-        g.kernels.copy(staged, x, begin, stream)
-    if end < nbytes:
-        g.kernels.copy(staged + end, x + end, nbytes - end, stream)
-    advance(&c.stage, slot_at, nbytes)
+    cdef size_t begin, end
+    cdef int owner
+    if c.swaps_places:
+        for owner in range(g.size):
+            if owner != g.rank:
+                find_slice(g, c, nbytes, owner, &begin, &end)
+                g.kernels.copy(place_of(g, c, g.rank, owner, slot_at, nbytes), x + begin, end - begin, stream)
+        find_slice(g, c, nbytes, g.rank, &begin, &end)
+    else:
+        find_slice(g, c, nbytes, g.rank, &begin, &end)
+        if begin > 0:   # the slices before the own one, then those after it
+            g.kernels.copy(place_of(g, c, g.rank, 0, slot_at, nbytes), x, begin, stream)
+        if end < nbytes:
+            g.kernels.copy(place_of(g, c, g.rank, g.rank + 1, slot_at, nbytes), x + end, nbytes - end, stream)
     g.stats.bytes_sent += nbytes - (end - begin)
+    advance(g, c, &c.stage, slot_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)
 
 
-# The place of rank's slice of the result: the part of its own slot that it left free when it staged. With two ranks
-# each writes its result where the other had staged that slice: it has just read these cache lines, and the other stages
-# to them next. No line then moves only to be overwritten: an all_reduce of 1 MiB in place between far cores takes 0.7
-# of the time (bench/peers/peers.py).
-cdef inline unsigned char *slice_result(Group *g, Call *c, int rank, uint64_t slot_at, size_t begin) noexcept nogil:
-    return slot_data(g, c, 1 - rank if g.size == SWAPPING_RANKS else rank, slot_at) + begin
-
-
-# Reduce this rank's slice of a chunk. The result goes to this rank's out and, for the others, to a slot; in a reduce
-# only to out on the root and only to the slot elsewhere.
+# Reduce this rank's slice of a chunk: into out if this rank takes the result, and into slots for the others that do.
 cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.fold)
-    cdef size_t count = nbytes // c.itemsize
-    cdef size_t begin = slice_begin(g, c, count, g.rank)
-    cdef size_t length = slice_begin(g, c, count, g.rank + 1) - begin
     cdef uint64_t slot_at = chunk_slot(g, c, &c.fold, nbytes)
     cdef uint32_t stream = 0
     cdef int ntargets = 0
+    cdef size_t begin, end
     cdef int rank
-    cdef bint prefetches = False
-    begin *= c.itemsize
-    if length > 0:
+    find_slice(g, c, nbytes, g.rank, &begin, &end)
+    if begin < end:
         for rank in range(g.size):
-            g.source[rank] = slot_data(g, c, rank, slot_at) + begin
-        g.source[g.rank] = c.x + next_begin(c, &c.fold) + begin
+            g.source[rank] = place_of(g, c, rank, g.rank, slot_at, nbytes)
         if takes(g, c, g.rank):
             stream = streams_out(g, c)
             g.target[0] = c.out + next_begin(c, &c.fold) + begin
             ntargets = 1
-        if c.kind != REDUCE or g.rank != c.root:
-            stream |= <uint32_t> streams_slots(g, c) << ntargets
-            prefetches = g.far and stream == 0 and g.size > SWAPPING_RANKS
-            g.target[ntargets] = slice_result(g, c, g.rank, slot_at, begin)
-            ntargets += 1
-            g.stats.bytes_sent += length * c.itemsize
-        if prefetches:
-            fold_prefetching(g, c, ntargets, ntargets - 1, length * c.itemsize)
+        for rank in range(g.size):
+            if places_result_for(g, c, rank):
+                stream |= <uint32_t> streams_slots(g, c) << ntargets
+                g.target[ntargets] = <unsigned char *> g.source[rank]
+                g.stats.bytes_sent += end - begin
+                ntargets += 1
+        g.source[g.rank] = c.x + next_begin(c, &c.fold) + begin
+        if g.far and stream == 0 and not writes_back(g, c):
+            fold_prefetching(g, c, ntargets, ntargets - 1, end - begin)
         else:
-            g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, length, <uint32_t> g.size)
-    advance(&c.fold, slot_at, nbytes)
+            g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, (end - begin) // c.itemsize,
+                                          <uint32_t> g.size)
+    advance(g, c, &c.fold, slot_at, nbytes)
     c.fold_peer = 0
     publish(g, SR_REDUCED, c.fold.position)
+
+
+# True if this rank writes the result of its slice into the place of rank's data for it; into its own place for all.
+cdef inline bint places_result_for(Group *g, Call *c, int rank) noexcept nogil:
+    if writes_back(g, c):
+        return rank != g.rank and takes(g, c, rank)
+    return rank == g.rank and (c.kind != REDUCE or rank != c.root)
 
 
 cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
@@ -232,13 +301,12 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef unsigned char *out = c.out + next_begin(c, &c.copy)
     cdef uint32_t stream = streams_out(g, c)
     cdef size_t begin, end
-    cdef int rank
-    for rank in range(g.size if takes(g, c, g.rank) else 0):
-        begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
-        end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
-        if rank != g.rank and begin < end:
-            copy_from_far(g, out + begin, slice_result(g, c, rank, slot_at, begin), end - begin, stream)
-    advance(&c.copy, slot_at, nbytes)
+    cdef int owner
+    for owner in range(g.size if takes(g, c, g.rank) else 0):
+        find_slice(g, c, nbytes, owner, &begin, &end)
+        if owner != g.rank and begin < end:
+            copy_from_far(g, out + begin, result_of(g, c, owner, slot_at, nbytes), end - begin, stream)
+    advance(g, c, &c.copy, slot_at, nbytes)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
 
@@ -249,22 +317,20 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef uint64_t staged_at = chunk_slot(g, c, &c.stage, nbytes)
     cdef uint64_t copied_at = chunk_slot(g, c, &c.copy, nbytes)
-    cdef unsigned char *staged = slot_data(g, c, g.rank, staged_at)
     cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
     cdef unsigned char *out = c.out + next_begin(c, &c.copy)
     cdef uint32_t stream_out = streams_out(g, c)
     cdef size_t begin, end
-    cdef int rank
-    for rank in range(g.size):
-        begin = slice_begin(g, c, nbytes // c.itemsize, rank) * c.itemsize
-        end = slice_begin(g, c, nbytes // c.itemsize, rank + 1) * c.itemsize
-        if rank != g.rank and begin < end:
-            g.kernels.copy_two(staged + begin, x + begin, streams_slots(g, c),
-                               out + begin, slice_result(g, c, rank, copied_at, begin), stream_out, end - begin)
+    cdef int owner
+    for owner in range(g.size):
+        find_slice(g, c, nbytes, owner, &begin, &end)
+        if owner != g.rank and begin < end:
+            g.kernels.copy_two(place_of(g, c, g.rank, owner, staged_at, nbytes), x + begin, streams_slots(g, c),
+                               out + begin, result_of(g, c, owner, copied_at, nbytes), stream_out, end - begin)
             g.stats.bytes_sent += end - begin
-    advance(&c.stage, staged_at, nbytes)
+    advance(g, c, &c.stage, staged_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)
-    advance(&c.copy, copied_at, nbytes)
+    advance(g, c, &c.copy, copied_at, nbytes)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
 
@@ -575,6 +641,13 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
+# The bytes that a rank reads at most in an all_reduce or reduce in which each rank folds whole arrays.
+cdef inline size_t most_in_small(const Group *g, const Call *c) noexcept nogil:
+    if c.kind == REDUCE or g.oversubscribed:
+        return g.tuning.small_nbytes
+    return g.tuning.small_all_reduce_nbytes
+
+
 # Choose the pipeline by the call and by what all ranks share alone, so that all ranks choose alike.
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
@@ -597,7 +670,7 @@ cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
         c.enter, c.step = enter_tiny, step_tiny
     elif may_be_chain(g, c):
         c.enter, c.step = enter_chain, step_chain
-    elif is_sliced(c) and c.nbytes * (g.size - 1) > g.tuning.small_nbytes:
+    elif is_sliced(c) and c.nbytes * (g.size - 1) > most_in_small(g, c):
         c.enter, c.step = enter_large, step_direct
     else:
         c.enter, c.step = enter_exchange, step_exchange

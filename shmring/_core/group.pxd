@@ -197,6 +197,7 @@ cdef struct Call:
     int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done; see also direct.pyx
     int round_trips            # of the measurement so far
     size_t chunk_nbytes        # a multiple of itemsize
+    bint swaps_places          # pairs of ranks swap places in their staging buffers, see direct
     bint backwards             # chunks go from the last to the first
     size_t window_nbytes       # the part of the staging buffers that a long message uses: all, or what stays cached
     Cursor stage, fold, down, copy
@@ -436,7 +437,7 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     c.number = <int64_t> (g.seq - g.first_user_seq) + 1
     c.deadline_ns = 0
     c.peer = c.giver = 0
-    c.lines_seen = c.interrupted = c.relayed = c.backwards = False
+    c.lines_seen = c.interrupted = c.relayed = c.backwards = c.swaps_places = False
     record_call(g, c, False)
 
 

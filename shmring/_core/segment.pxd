@@ -66,7 +66,7 @@ cdef extern from "layout.h" nogil:
         uint64_t cached_chunk_nbytes, cached_most_nbytes, chain_nbytes, stream_in_place_nbytes
         uint64_t single_copy_reduce_nbytes, single_copy_reduce_most_nbytes
         uint64_t single_copy_in_place_nbytes, single_copy_in_place_most_nbytes, single_copy_message_nbytes
-        uint64_t single_copy_message_always
+        uint64_t single_copy_message_always, small_all_reduce_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path

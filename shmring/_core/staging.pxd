@@ -46,7 +46,7 @@ cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
 
 cdef enum:
     WINDOW_SLOTS = 4     # CACHED_SLOTS of shmring/_config/thresholds.py
-    SWAPPING_RANKS = 2   # so many ranks swap the places to which they write: swapped_slot, and slice_result of direct
+    SWAPPING_RANKS = 2   # so many ranks swap whole staging buffers: swapped_slot
 
 
 # True if two ranks swap their staging buffers with each lap: both stage. Data in one direction gain nothing by it.
@@ -94,8 +94,8 @@ cdef inline unsigned char *swapped_slot(Group *g, Call *c, int rank, uint64_t be
     return slot(g, 1 - rank if are_swapped else rank, begin)
 
 
-# True if no rank still reads the memory to which this rank writes up to `end`. If two ranks may have swapped buffers,
-# the readers include this rank. Pairs with give_credit.
+# True if no rank still reads the memory to which this rank writes up to `end`. This rank is one of the readers: ranks
+# swap places, and find results in their own slots. Pairs with give_credit.
 cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
     cdef uint64_t needed = end - g.lap_nbytes
     cdef uint64_t seen
@@ -104,10 +104,9 @@ cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
         return True
     g.credit = end
     for rank in range(g.size):
-        if rank != g.rank or g.size == SWAPPING_RANKS:
-            seen = sr_flag_load(counter(g, rank, SR_COPIED))
-            if is_before(seen, g.credit):
-                g.credit = seen
+        seen = sr_flag_load(counter(g, rank, SR_COPIED))
+        if is_before(seen, g.credit):
+            g.credit = seen
     return not is_before(g.credit, needed)
 
 

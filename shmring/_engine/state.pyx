@@ -235,6 +235,7 @@ cdef class State:
         if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
             raise ValueError("the staging buffers of this communicator are smaller than its tuning needs")
         if (g.tunings[0].small_nbytes != g.tunings[1].small_nbytes
+                or g.tunings[0].small_all_reduce_nbytes != g.tunings[1].small_all_reduce_nbytes
                 or g.tunings[0].fuse_nbytes != g.tunings[1].fuse_nbytes
                 or g.tunings[0].chain_nbytes != g.tunings[1].chain_nbytes):
             raise ValueError("the tuning of this communicator differs near and far where it must not")

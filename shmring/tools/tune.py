@@ -26,6 +26,7 @@ import shmring
 
 from .._config import thresholds, tuning_table
 from .._config.settings import Settings
+from .._system.limits import usable_cpus
 from . import _cli
 from ._bench.trials import LEAST_ROUNDS, Call, Load, Timed, trial
 
@@ -61,12 +62,22 @@ def _in_place(*sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load("all_reduce", nbytes, in_place=True) for nbytes in sizes]
 
 
+def _read_whole(call: Call, nranks: int) -> list[Load]:
+    """Return loads in which a rank that folds whole arrays reads so many KiB of the others'."""
+    return [Load(call, size * KIB // max(1, nranks - 1)) for size in (7, 12, 20, 30, 42, 56)]
+
+
 _CHAINED = (96 * KIB, 192 * KIB, 384 * KIB, 1 * MIB)
 QUESTIONS = (
     Question(
         "small_nbytes",
         tuple(n * KIB for n in (8, 16, 24, 36, 48, 64)),
-        lambda n: [Load("all_reduce", size * KIB // max(1, n - 1)) for size in (12, 20, 30, 42, 56)],
+        lambda n: _read_whole("reduce" if n <= usable_cpus() else "all_reduce", n),
+    ),
+    Question(
+        "small_all_reduce_nbytes",
+        tuple(n * KIB for n in (4, 6, 8, 16, 24, 36, 48, 64)),
+        lambda n: _read_whole("all_reduce", n),
     ),
     Question(
         "one_chunk_nbytes",

@@ -27,8 +27,10 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
+from shmring._config import thresholds
 from shmring._core import kernels
 from shmring._engine import state
+from shmring._system import limits
 
 RANKS = (1, 2, 3, 4, 5, 8)
 SIZES = (
@@ -80,7 +82,9 @@ def reduce_once(comm, row):
 def path_of(row):
     """Return the path that a case must have taken, if that does not depend on the machine."""
     nbytes = count_of(row) * DTYPES[row["dtype"]].itemsize
-    small_nbytes = min(SMALL_NBYTES, row["chunk"] or SMALL_NBYTES)
+    name = "small_all_reduce_nbytes" if row["ranks"] <= limits.usable_cpus() else "small_nbytes"
+    small_nbytes = thresholds.built_in(row["ranks"])[name]
+    small_nbytes = min(small_nbytes, row["chunk"] or small_nbytes)
     if nbytes <= 48 and (row["algorithm"] == "auto" or nbytes == 0):
         return {"tiny"}
     if row["algorithm"] not in ("auto", "direct"):

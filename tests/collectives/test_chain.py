@@ -1,7 +1,6 @@
 """Partial results from rank to rank, with more ranks than CPUs: when the chain is chosen, its results against
 NumPy, and the rank that is named when one is missing or calls something else."""
 
-import os
 import signal
 
 import numpy as np
@@ -15,22 +14,18 @@ from shmring._config import thresholds
 from shmring._system import limits
 from tests.collectives.test_collectives import call_once, inputs, outcomes
 from tests.collectives.test_errors import assert_all
-from tests.collectives.test_going_ahead import LATE, SOON
+from tests.collectives.test_going_ahead import LATE, SOON, share_cpus
 
 SIZE = 5
 KINDS = ("reduce", "scan", "exscan")
 LARGE = thresholds.built_in(SIZE)["chain_nbytes"] // 8  # float64s
 
 
-def share_a_cpu(comm):
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
 @pytest.fixture(scope="module")
 def crowd():
     """As world_of, of ranks on one CPU."""
     with Ranks(SIZE) as ranks:
-        ranks.meet()(share_a_cpu)
+        ranks.meet()(share_cpus, 1)
         yield ranks.meet
 
 
@@ -117,7 +112,7 @@ def repeat(comm, kind, root, path_when_running):
 )
 def test_all_name_the_rank_that_keeps_them(tmp_path, kind, how, victim):
     with Ranks(SIZE) as ranks:
-        ranks.meet()(share_a_cpu)
+        ranks.meet()(share_cpus, 1)
         ranks.meet().begin(repeat, kind, 1, str(tmp_path / "runs"))
         when_there(tmp_path / "runs")
         ranks.kill(victim, how)
