@@ -28,7 +28,6 @@ cdef class Engine(State):
     cdef object __weakref__
 
     cdef int set_trace(self, TraceBuffer buffer) except -1
-    cdef void release_trace(self) noexcept
     cdef int drive(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
     cdef int publish_refusal(self, int kind) except -1

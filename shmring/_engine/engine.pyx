@@ -114,6 +114,13 @@ cdef void describe_raised(object error, int rank, const char *doing, char *reaso
 
 # ---- the engine ------------------------------------------------------------------------------------------------
 
+cdef void release_trace(Engine engine) noexcept:
+    if engine.traced != NULL:
+        (<TraceBuffer> engine.traced).is_in_use = False
+        Py_DECREF(<TraceBuffer> engine.traced)
+        engine.traced = NULL
+
+
 cdef class Engine(State):
     """The engine of one communicator on one rank."""
 
@@ -127,7 +134,7 @@ cdef class Engine(State):
         if self.queue != NULL:
             delist(&self.queue.pollable)
             free_queue(self.queue)
-        self.release_trace()
+        release_trace(self)   # no method: after an exception in State.__cinit__ there are only State's
 
     def take_after(self, Engine parent):
         """Adopt the wait policy and the core distance of an engine whose ranks include this engine's ranks."""
@@ -849,15 +856,9 @@ cdef class Engine(State):
         if buffer is not None:
             Py_INCREF(buffer)
             buffer.is_in_use = True
-        self.release_trace()
+        release_trace(self)
         self.traced = NULL if buffer is None else <void *> buffer
         return 0
-
-    cdef void release_trace(self) noexcept:
-        if self.traced != NULL:
-            (<TraceBuffer> self.traced).is_in_use = False
-            Py_DECREF(<TraceBuffer> self.traced)
-            self.traced = NULL
 
     # -- shared blocks --
 

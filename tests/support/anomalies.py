@@ -31,6 +31,7 @@ from injections import INJECTED, KINDS, Injection, injection_of
 from ranks import Ranks
 
 import shmring
+from shmring._diagnostics import describe
 
 TIMEOUT_S = 20.0  # of the communicators; an error that came only after this time fails the trial
 MOST_REPEATS = 3
@@ -222,6 +223,12 @@ class _Trial:
 
 
 def _text(error):
+    """Return an error's text. A rank that comes late to a call that does not match adds itself to the text, so
+    that of a Mismatch has the different calls, and not which rank made each.
+    """
+    if isinstance(error, shmring.Mismatch):
+        text, _, _ = str(error).partition(":")
+        return f"{text}: {sorted({*error.calls} - {describe.NOTHING})}"[:300]
     return str(error)[:300]
 
 
