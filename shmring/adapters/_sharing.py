@@ -15,6 +15,11 @@ import shmring
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
 
+_LIGHT_NBYTES = 64 << 10  # longer arrays are copied faster into a pickle than into an array
+_IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+_Reducer = Callable[[np.ndarray[Any, Any]], Any]
+
 
 class _Pickler(reduction.ForkingPickler):
     """Pickle as multiprocessing does, and arrays from a size on in shared memory."""
@@ -24,19 +29,25 @@ class _Pickler(reduction.ForkingPickler):
         self.dispatch_table[np.ndarray] = reducer(least_nbytes)
 
 
-def reducer(least_nbytes: int) -> Callable[[np.ndarray[Any, Any]], Any]:
-    """Return a reducer of arrays that shares those of `least_nbytes` or more."""
+def reducer(least_nbytes: int, otherwise: _Reducer | None = None) -> _Reducer:
+    """Return a reducer of arrays that shares those of `least_nbytes` or more.
+
+    otherwise: the reducer of the others; None for a pickle of the highest protocol.
+    """
+    travel = _registered()
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
-        if array.nbytes < least_nbytes or array.dtype.hasobject:
-            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return _travel(shmring.share(array, writable=True, copy=None))
+        if array.nbytes >= least_nbytes and not array.dtype.hasobject:
+            return travel(shmring.share(array, writable=True, copy=None))
+        return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
     return reduce
 
 
-def _travel(array: np.ndarray[Any, Any]) -> Any:
-    return reduction.ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray](array)
+def _registered() -> _Reducer:
+    """Return multiprocessing's reducer of arrays, which is that of shared arrays."""
+    found: _Reducer = reduction.ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray]
+    return found
 
 
 def dumps(obj: Any, least_nbytes: int) -> bytes:
@@ -56,10 +67,29 @@ class Loaded:
         return pickle.loads, (self.data,)
 
 
-def run_task(task: bytes, least_nbytes: int, keep_nbytes: int) -> Loaded:
-    """Run a pickled (function, arguments, keywords) in a worker; return the result, to be pickled."""
+def is_light(value: Any) -> bool:
+    """Return whether a value is a number, a string or a short array, of which `snapshot` is fast."""
+    if type(value) is np.ndarray:
+        return value.nbytes <= _LIGHT_NBYTES and not value.dtype.hasobject
+    return type(value) in _IMMUTABLE or isinstance(value, np.generic)
+
+
+def snapshot(value: Any) -> Any:
+    """Return a light value that later changes do not reach."""
+    return value.copy("K") if type(value) is np.ndarray else value
+
+
+def begin_worker(
+    least_nbytes: int, keep_nbytes: int, initializer: Callable[..., Any] | None, arguments: tuple[Any, ...]
+) -> None:
+    """Have this process, a worker, share the large arrays of all its results; call the user's initializer."""
     shmring.keep_shared(keep_nbytes)
+    reduction.ForkingPickler.register(np.ndarray, reducer(least_nbytes, _registered()))
+    if initializer is not None:
+        initializer(*arguments)
+
+
+def run_task(task: bytes) -> Any:
+    """Run a pickled (function, arguments, keywords) in a worker."""
     function, arguments, keywords = pickle.loads(task)
-    result = function(*arguments, **keywords)
-    del function, arguments, keywords  # their memory can be used for the result
-    return Loaded(dumps(result, least_nbytes))
+    return function(*arguments, **keywords)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import shmring
 
-from ._sharing import KEEP_NBYTES, LEAST_NBYTES, dumps, run_task
+from ._sharing import KEEP_NBYTES, LEAST_NBYTES, begin_worker, dumps, is_light, run_task, snapshot
 from ._tasks import be_rank, collect, pack
 
 __all__ = ["Executor", "run"]
@@ -54,8 +55,10 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         keep_nbytes: int = KEEP_NBYTES,
         **keywords: Any,
     ) -> None:
-        super().__init__(max_workers, **keywords)
-        self._least_nbytes, self._keep_nbytes = least_nbytes, keep_nbytes
+        initializer, initargs = keywords.pop("initializer", None), keywords.pop("initargs", ())
+        keywords["initargs"] = least_nbytes, keep_nbytes, initializer, initargs
+        super().__init__(max_workers, initializer=begin_worker, **keywords)
+        self._least_nbytes = least_nbytes
         self._kept_before = shmring.keep_shared(keep_nbytes)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -88,8 +91,10 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         concurrent.futures.Future
             It has the result.
         """
-        task = dumps((fn, args, kwargs), self._least_nbytes)
-        return super().submit(run_task, task, self._least_nbytes, self._keep_nbytes)
+        is_named = isinstance(fn, FunctionType) and "<" not in fn.__qualname__
+        if is_named and not kwargs and all(map(is_light, args)):
+            return super().submit(fn, *map(snapshot, args))  # pickled later, as by any pool
+        return super().submit(run_task, dumps((fn, args, kwargs), self._least_nbytes))
 
 
 def run(

@@ -48,6 +48,45 @@ def test_arguments_and_results_are_as_in_any_pool(method, count, shared):
             found["same"].array[:] = 0  # as writable as any result
 
 
+def add(x, y):
+    return x + y
+
+
+def test_light_arguments_are_those_of_submit_as_well():
+    x = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    with Executor(1) as pool:
+        futures = [pool.submit(add, x, y) for y in (1, np.float32(2), x)]
+        x[:] = 7  # after submit, so without effect
+        results = [future.result() for future in futures]
+        assert [float(result[1, 2]) for result in results] == [6, 7, 10]
+        assert results[0].flags.f_contiguous
+        assert results[0].flags.writeable
+        assert pool.submit(add, "a", "b").result() == "ab"
+        assert pool.submit(add, [1], [2]).result() == [1, 2]
+        large = pool.submit(add, np.zeros(LARGE // 2 - 1), np.ones((3, LARGE // 2 - 1))).result()
+        assert large.shape == (3, LARGE // 2 - 1)
+        with pytest.raises(TypeError, match="unsupported operand"):
+            pool.submit(add, 1, None).result()
+
+
+def note_start(notes, value):
+    notes.append(value)
+
+
+NOTES = []
+
+
+def noted(array):
+    return NOTES[-1], np.concatenate([array, array])
+
+
+def test_initializers_are_called_and_results_are_shared():
+    with Executor(1, initializer=note_start, initargs=(NOTES, 5), least_nbytes=100) as pool:
+        assert pool.submit(noted, np.ones(5)).result()[0] == 5
+        assert is_shared({"deep": [Holder(pool.submit(noted, np.ones(50)).result()[1])]})
+        assert not is_shared({"deep": [Holder(pool.submit(noted, np.ones(5)).result()[1])]})
+
+
 def test_map_chunks_errors_and_keywords():
     with Executor(2, least_nbytes=100) as pool:
         results = list(

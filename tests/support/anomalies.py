@@ -223,8 +223,9 @@ class _Trial:
 
 
 def _text(error):
-    """Return an error's text. A rank that comes late to a call that does not match adds itself to the text, so
-    that of a Mismatch has the different calls, and not which rank made each.
+    """Return an error's text; of a Mismatch the calls that differ, without the ranks.
+
+    A rank that comes late to a call that does not match adds itself to the text.
     """
     if isinstance(error, shmring.Mismatch):
         text, _, _ = str(error).partition(":")
