@@ -174,9 +174,18 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     size = property(Objects.Get_size)
     rank = property(Objects.Get_rank)
 
-    def _new(self, child: Communicator | None) -> Any:
-        """Return a handle of this handle's class; a null handle for None."""
-        return handle(type(self) if not issubclass(type(self), Topological) else Intra.cls, child)
+    def _null(self) -> Any:
+        """Return a null handle of this handle's class, for a communicator that is made next.
+
+        If there is no memory for the handle, no rank waits in the communicator.
+        """
+        return handle(type(self) if not issubclass(type(self), Topological) else Intra.cls, None)
+
+    def _new(self, make: Any, *what: Any) -> Any:
+        """Return a handle of this handle's class to a child, as `_made` returns it."""
+        new = self._null()
+        new._ref = self._made(make, *what)
+        return new
 
     def _made(self, make: Any, *what: Any) -> Communicator | None:
         context = self._comm()
@@ -204,12 +213,16 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
 
     def Dup(self, info: Info | None = None) -> Any:
         """Return a communicator of the same processes, with the same attributes and topology."""
-        child = self._made(lambda comm: comm.dup(), "dup")
+        dup = handle(type(self), None)
+        dup._ref = child = self._made(lambda comm: comm.dup(), "dup")
         assert child is not None
-        child.topology, child.errhandler = self._ref.topology, self._ref.errhandler
-        child.hints.update(self._ref.hints if info is None else info.items())
-        dup = handle(type(self), child)
-        handles.copy_attributes(self, dup)
+        try:
+            child.topology, child.errhandler = self._ref.topology, self._ref.errhandler
+            child.hints.update(self._ref.hints if info is None else info.items())
+            handles.copy_attributes(self, dup)
+        except BaseException as error:  # the other ranks may use their child
+            child.comm.abort(f"{type(error).__name__} in Dup on rank {child.rank}")
+            raise
         return dup
 
     Clone = Dup
@@ -236,12 +249,12 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
             raise context.failure(errors.ERR_GROUP, f"processes {unknown} are not in the communicator")
         color = context.processes.index(members[0]) if me in members else None
         key = members.index(me) if me in members else 0
-        return self._new(self._made(lambda comm: comm.split(color, key), "create"))
+        return self._new(lambda comm: comm.split(color, key), "create")
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Return the communicator of the processes of one color, in the order of their keys."""
         number = None if color == _UNDEFINED else color
-        return self._new(self._made(lambda comm: comm.split(number, key), "split"))
+        return self._new(lambda comm: comm.split(number, key), "split")
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
         """Return the communicator of the processes that share something: memory, for COMM_TYPE_SHARED."""
@@ -252,9 +265,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
         is_shared = split_type == shared or (
             split_type in (guided, resource) and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
         )
-        return self._new(
-            self._made(lambda comm: comm.split(comm.node if is_shared else None, key), "split_type")
-        )
+        return self._new(lambda comm: comm.split(comm.node if is_shared else None, key), "split_type")
 
     def Free(self) -> None:
         """Free the communicator."""

@@ -121,21 +121,22 @@ class Intracomm(Comm):
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """Return the communicator of a group; only its processes call this."""
         context, members = self._comm(), group._members().processes
-        if context.processes[context.rank] not in members:
-            return self._new(None)
-        return self._new(context.group_child(members, tag))
+        new = self._null()
+        if context.processes[context.rank] in members:
+            new._ref = context.group_child(members, tag)
+        return new
 
     @classmethod
     def Create_from_group(
         cls, group: Group, stringtag: str = "org.mpi4py", info: Info = INFO_NULL, errhandler: Any = None
     ) -> Any:
         """Return the communicator of a group; only its processes call this."""
-        if Intra.world._ref.process not in group._members().processes:
-            return cls()
-        child = Intra.world._ref.group_child(group._members().processes, stringtag)
-        if errhandler is not None:
-            child.errhandler = errhandler._ref
-        return handle(cls, child)
+        members, new = group._members().processes, handle(cls, None)
+        if Intra.world._ref.process in members:
+            new._ref = Intra.world._ref.group_child(members, stringtag)
+            if errhandler is not None:
+                new._ref.errhandler = errhandler._ref
+        return new
 
     def _prepare_Scan(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Any:
         """Combine the messages of rank 0 to this rank."""
@@ -177,10 +178,11 @@ class Intracomm(Comm):
     def _arranged(self, cls: Any, count: int, topology: Any) -> Any:
         """Return the communicator of the first `count` ranks, with a topology."""
         color = 0 if self.Get_rank() < count else None
-        child = self._made(lambda comm: comm.split(color, 0), "arrange")
-        if child is not None:
-            child.topology = topology()
-        return handle(cls, child)
+        new, arranged = handle(cls, None), None if color is None else topology()
+        new._ref = self._made(lambda comm: comm.split(color, 0), "arrange")
+        if new._ref is not None:
+            new._ref.topology = arranged
+        return new
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
