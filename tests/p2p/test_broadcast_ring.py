@@ -745,16 +745,25 @@ def test_a_long_sleep_ends(kind, how):
         child.join()
 
 
+def put_twice(ring, is_over):
+    ring.put(b"first")
+    is_over.wait(ENOUGH_S)
+    ring.put(b"second")
+    ring.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_ctrl_c_ends_a_long_sleep(kind):
+    is_over = FORK.Event()
     with KINDS[kind]() as ring:
-        writer = FORK.Process(target=put_once_and_end, args=(ring, "put"))
+        writer = FORK.Process(target=put_twice, args=(ring, is_over))
         writer.start()
         assert ring.get(ENOUGH_S) == b"first"
         child = FORK.Process(target=raise_interrupt, args=(os.getpid(), LONG_S / 2))
         child.start()
         with pytest.raises(KeyboardInterrupt):
             ring.get(ENOUGH_S)
+        is_over.set()
         assert ring.get(ENOUGH_S) == b"second"
         writer.join()
         child.join()
