@@ -15,7 +15,7 @@
    A *position* says where a slot begins: a count of bytes that never goes back and is the same on all ranks for the
    same chunk. Its low bits are the offset in the staging buffer, its high bits count the laps. A *lap* is the least
    power of two that is not less than the length of the buffer; slots skip the part of a lap beyond that length. If two
-   ranks both stage, they swap staging buffers with each lap.
+   ranks both stage, they swap staging buffers with each lap; more ranks swap parts of long messages.
 
      0                  +----------------------------------------------+
                         | sr_header                                    |  geometry, the abort word
@@ -68,7 +68,7 @@ struct sr_descriptor {
     uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block; with SR_PRIVATE the owner's address */
     uint32_t far;                   /* of rank 0: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* of rank 0: this call measures the distance again */
-    uint32_t skew;                  /* bytes before the data in each of the owner's slots, below SR_CACHE_LINE */
+    uint32_t skew;                  /* bytes before the owner's data in a slot, whosever it is; below SR_CACHE_LINE */
 };
 
 #define SR_PRIVATE 0xffffffffu /* in place of a block: private memory that other ranks read through the kernel */

@@ -12,7 +12,7 @@ from .._core.group cimport (
     ABORTED, AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID,
     MASTER, MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, SCRATCH_NBYTES, SINGLE_COPY, TREE, Call,
     Cursor, Group, all_reached, begin_call, blocked_on, blocked_on_counter, counter, fingerprint_of, is_before,
-    is_folded, is_moved, is_scan, is_sliced, line_of, publish, publish_line, record_call, repeats_last,
+    is_folded, is_moved, is_scan, is_sliced, line_of, most_in_small, publish, publish_line, record_call, repeats_last,
     see_calls_before, shared_address, takes, verify,
 )
 from .._core.kernels cimport SR_BOOL, SR_LAND, sr_dtype_is_widened
@@ -23,8 +23,8 @@ from .._core.segment cimport (
 )
 from .._core.staging cimport (
     SWAPPING_RANKS, blocked_on_credit, copy_from_far, fold_hop, fold_prefetching, give_credit, goes_backwards,
-    has_credit, keeps_to_window, next_begin, next_chunk, slot, slot_begin, slot_begin_within, slot_end, slot_nbytes,
-    streams_out, whole_items, window_nbytes_of,
+    has_credit, keeps_to_window, may_swap, next_begin, next_chunk, slot, slot_begin, slot_begin_within, slot_end,
+    slot_nbytes, streams_out, whole_items, window_nbytes_of,
 )
 from .named cimport (
     enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
@@ -104,9 +104,10 @@ cdef inline void advance(Group *g, Call *c, Cursor *cursor, uint64_t slot_at, si
 # Each rank stages its data for the owner of each slice, in its own slot. The owner reads and reduces them, and returns
 # the result in one of two ways. Both spare the transfer of lines that a core fetches only to overwrite them.
 #
-# - A few ranks, and all ranks of a reduce: the owner writes the result over the data that it has just read, and each
-#   rank finds all results in its own slot. Thus every line goes from a rank to the owner and back. With 2 to 4 ranks on
-#   as many CPUs, an all_reduce of 1 MiB takes 0.7 to 0.8 of the time, and a reduce with 4 to 16 ranks 0.8.
+# - An all_reduce of up to WRITING_BACK_RANKS ranks, and every reduce: the owner writes the result over the data that it
+#   has just read, and each rank finds all results in its own slot. Thus every line goes from a rank to the owner and
+#   back. An all_reduce of 1 MiB takes 0.7 of the time with 2 ranks and 0.83 with 4 ranks on as many CPUs, 0.82 to 0.9
+#   with 3 and 4 ranks on 2 CPUs; a reduce with 4 to 16 ranks takes 0.8.
 # - More ranks: so many stores would take longer. The owner writes the result once, in its own slot, where all ranks
 #   read it. In the window each pair of ranks swaps its two places with every lap, so that each stages where it has read
 #   before. An all_reduce of 1 MiB takes 0.87 of the time with 6, 8 and 16 ranks on as many CPUs.
@@ -122,17 +123,19 @@ cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
 
 
 # True if the owner of a slice writes the result over every rank's data. Lines that are streamed are in no cache, so
-# only two ranks do it then.
+# only two ranks do it then. The one owner of the algorithm "master" would write everything several times.
 cdef inline bint writes_back(Group *g, Call *c) noexcept nogil:
     if g.size == SWAPPING_RANKS:
         return True
-    return (c.kind == REDUCE or g.size <= WRITING_BACK_RANKS) and not streams_slots(g, c)
+    return ((c.kind == REDUCE or g.size <= WRITING_BACK_RANKS) and c.algorithm != MASTER
+            and not streams_slots(g, c))
 
 
 # True if pairs of ranks may swap places. A slot then has a line for each slice in addition, which must be little.
 cdef inline bint may_swap_places(Group *g, Call *c) noexcept nogil:
     cdef size_t in_addition = <size_t> g.size * SR_CACHE_LINE
-    return not writes_back(g, c) and c.algorithm != MASTER and g.tuning.cached_chunk_nbytes >= 16 * in_addition
+    return (may_swap(g) and not writes_back(g, c) and c.algorithm != MASTER
+            and g.tuning.cached_chunk_nbytes >= 16 * in_addition)
 
 
 # The begin of slice `index` of a chunk, in elements. The algorithm "master" differs only here: rank 0 has all.
@@ -278,7 +281,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
                 g.stats.bytes_sent += end - begin
                 ntargets += 1
         g.source[g.rank] = c.x + next_begin(c, &c.fold) + begin
-        if g.far and stream == 0 and not writes_back(g, c):
+        if g.far and stream == 0 and c.kind != REDUCE and not writes_back(g, c):
             fold_prefetching(g, c, ntargets, ntargets - 1, end - begin)
         else:
             g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, (end - begin) // c.itemsize,
@@ -288,7 +291,8 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     publish(g, SR_REDUCED, c.fold.position)
 
 
-# True if this rank writes the result of its slice into the place of rank's data for it; into its own place for all.
+# True if this rank writes the result of its slice into the place of rank's data for it. If it does not write back, it
+# writes once, into its own place.
 cdef inline bint places_result_for(Group *g, Call *c, int rank) noexcept nogil:
     if writes_back(g, c):
         return rank != g.rank and takes(g, c, rank)
@@ -639,13 +643,6 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     elif c.out != c.x:
         memmove(c.out, c.x, c.nbytes)
     return DONE
-
-
-# The bytes that a rank reads at most in an all_reduce or reduce in which each rank folds whole arrays.
-cdef inline size_t most_in_small(const Group *g, const Call *c) noexcept nogil:
-    if c.kind == REDUCE or g.oversubscribed:
-        return g.tuning.small_nbytes
-    return g.tuning.small_all_reduce_nbytes
 
 
 # Choose the pipeline by the call and by what all ranks share alone, so that all ranks choose alike.

@@ -24,7 +24,7 @@ from .._core.segment cimport (
 from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport (
     SWAPPING_RANKS, blocked_on_credit, copy_from_far, give_credit, goes_backwards, has_credit, keeps_to_window,
-    next_begin, next_chunk, slot, slot_begin_within, slot_nbytes, streams_out, swapped_slot, window_nbytes_of,
+    may_swap, next_begin, next_chunk, slot, slot_begin_within, slot_nbytes, streams_out, swapped_slot, window_nbytes_of,
 )
 
 
@@ -101,7 +101,7 @@ cdef enum:
 # before. A reduce_scatter with pieces of 256 KiB takes 0.85 of the time with 8 and 16 ranks on as many CPUs of a Xeon,
 # and 0.7 with 4; with pieces of 4 KiB it would take 1.2 times the time with 4 (bench/peers/matrix.py).
 cdef inline bint swaps_pieces(const Group *g, const Call *c) noexcept nogil:
-    return c.kind != SCATTER and (g.size == SWAPPING_RANKS or c.chunk_nbytes >= SWAP_PIECES_NBYTES)
+    return c.kind != SCATTER and (g.size == SWAPPING_RANKS or (c.nbytes >= SWAP_PIECES_NBYTES and may_swap(g)))
 
 
 # The place of the giver's piece for the taker in a slot.

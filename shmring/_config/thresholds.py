@@ -90,8 +90,9 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
 # - Single copies out of place are faster from 4 MiB on with huge pages.
 # - With 5 to 8 ranks few slots gain less, and nothing beyond 16 MiB.
 # Measured on 16 cores of such a Xeon, a rank on each:
-# - In a small all_reduce each rank reads all other arrays. Beyond these sizes it is faster if each reduces a
-#   slice: in 0.7 of the time with 8 ranks at 4 KiB and with 5 ranks at 8 KiB, in 0.6 with 16 ranks at 1 KiB.
+# - In a small all_reduce each rank reads all other arrays. Beyond these sizes it is faster if each rank
+#   reduces a slice: this takes 0.7 of the time with 8 ranks at 4 KiB and with 5 ranks at 8 KiB, and 0.6 with
+#   16 ranks at 1 KiB.
 #   In a small reduce only the root reads the arrays, and that is faster up to 64 KiB.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},

@@ -91,7 +91,7 @@ cdef struct Group:
     sr_record *recorded        # record of the last call that has begun
     uint64_t verified          # up to this call, the call lines of all ranks have arrived and agree with this rank's
     uint64_t position          # begin of the next slot, see layout.h
-    uint64_t credit            # up to this position all other ranks have copied, as last loaded
+    uint64_t credit            # up to this position all ranks, this one included, have copied, as last loaded
     uint64_t pings             # round trips so far, the same on all ranks
     uint64_t pinged_ns         # time of rank 0's last measurement
     uint64_t round_trip_ns     # result of rank 0's last measurement
@@ -280,6 +280,13 @@ cdef inline bint is_joined(const Call *c) noexcept nogil:
 # True if a large call is reduced slice by slice: each slice by one rank, which stores its result for other ranks.
 cdef inline bint is_sliced(const Call *c) noexcept nogil:
     return c.kind == ALL_REDUCE or c.kind == REDUCE
+
+
+# The most bytes of other ranks' arrays that a rank reads in an all_reduce or reduce in which ranks fold whole arrays.
+cdef inline size_t most_in_small(const Group *g, const Call *c) noexcept nogil:
+    if c.kind == REDUCE or g.oversubscribed:
+        return g.tuning.small_nbytes
+    return g.tuning.small_all_reduce_nbytes
 
 
 cdef inline bint is_scan(const Call *c) noexcept nogil:

@@ -3,7 +3,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
 
-from .group cimport ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SCATTER, SCRATCH_NBYTES, Call, Group, may_be_read_in_place
+from .group cimport (
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SCATTER, SCRATCH_NBYTES, Call, Group, may_be_read_in_place, most_in_small,
+)
 from .segment cimport sr_liveness_task, sr_single_copy
 
 
@@ -15,7 +17,7 @@ cdef enum:
 # ranks read the reduced slices.
 cdef inline bint may_be_fetched(const Group *g, const Call *c) noexcept nogil:
     cdef size_t nothers = g.size - 1
-    return (c.kind == ALL_REDUCE and c.nbytes * nothers > g.tuning.small_nbytes
+    return (c.kind == ALL_REDUCE and c.nbytes * nothers > most_in_small(g, c)
             and nothers * LEAST_READ_NBYTES <= SCRATCH_NBYTES)
 
 

@@ -86,6 +86,12 @@ cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nog
     return g.ring[rank] + (begin & (g.lap_nbytes - 1))
 
 
+# True if more than two ranks may stage in each other's slots. Ranks that share CPUs may not: one of them may go ahead,
+# and read what a rank has staged before it is known whether the others make the same call.
+cdef inline bint may_swap(const Group *g) noexcept nogil:
+    return not g.oversubscribed
+
+
 # The slot of a rank whose pieces other ranks take. Two ranks that both give data swap staging buffers with each lap. So
 # a rank stages to lines that it has read before and holds in its cache: only data move between the cores, no lines that
 # are to be overwritten. An all_reduce of 64 KiB between far cores takes 0.8 of the time (bench/peers/peers.py).

@@ -134,7 +134,7 @@ cdef class Engine(State):
         if self.queue != NULL:
             delist(&self.queue.pollable)
             free_queue(self.queue)
-        release_trace(self)   # no method: after an exception in State.__cinit__ there are only State's
+        release_trace(self)   # a function: if State.__cinit__ raises, the object has only State's methods
 
     def take_after(self, Engine parent):
         """Adopt the wait policy and the core distance of an engine whose ranks include this engine's ranks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -15,10 +16,23 @@ import shmring
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
 
-_LIGHT_NBYTES = 64 << 10  # longer arrays are copied faster into a pickle than into an array
-_IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
+_LIGHT_NBYTES = (64 << 10) + 1  # longer arrays are pickled faster than copied (bench_share.py)
+_IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes)) | {
+    np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
+}
 
 _Reducer = Callable[[np.ndarray[Any, Any]], Any]
+
+
+@functools.cache
+def _travel() -> _Reducer:
+    """Return multiprocessing's reducer of arrays, which is that of shared arrays.
+
+    The first call is before `begin_worker` sets another one in a worker.
+    """
+    shmring.keep_shared  # noqa: B018  its module registers the reducer
+    found: _Reducer = reduction.ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray]
+    return found
 
 
 class _Pickler(reduction.ForkingPickler):
@@ -34,7 +48,7 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None) -> _Reducer:
 
     otherwise: the reducer of the others; None for a pickle of the highest protocol.
     """
-    travel = _registered()
+    travel = _travel()
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
         if array.nbytes >= least_nbytes and not array.dtype.hasobject:
@@ -42,12 +56,6 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None) -> _Reducer:
         return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
     return reduce
-
-
-def _registered() -> _Reducer:
-    """Return multiprocessing's reducer of arrays, which is that of shared arrays."""
-    found: _Reducer = reduction.ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray]
-    return found
 
 
 def dumps(obj: Any, least_nbytes: int) -> bytes:
@@ -58,7 +66,7 @@ def dumps(obj: Any, least_nbytes: int) -> bytes:
 
 
 class Loaded:
-    """An object's pickle within another pickle: who loads it gets the object."""
+    """An object's pickle within another pickle. Loading the outer pickle returns the object."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -67,11 +75,11 @@ class Loaded:
         return pickle.loads, (self.data,)
 
 
-def is_light(value: Any) -> bool:
+def is_light(value: Any, least_nbytes: int) -> bool:
     """Return whether a value is a number, a string or a short array, of which `snapshot` is fast."""
     if type(value) is np.ndarray:
-        return value.nbytes <= _LIGHT_NBYTES and not value.dtype.hasobject
-    return type(value) in _IMMUTABLE or isinstance(value, np.generic)
+        return value.nbytes < min(least_nbytes, _LIGHT_NBYTES) and not value.dtype.hasobject
+    return type(value) in _IMMUTABLE
 
 
 def snapshot(value: Any) -> Any:
@@ -82,9 +90,9 @@ def snapshot(value: Any) -> Any:
 def begin_worker(
     least_nbytes: int, keep_nbytes: int, initializer: Callable[..., Any] | None, arguments: tuple[Any, ...]
 ) -> None:
-    """Have this process, a worker, share the large arrays of all its results; call the user's initializer."""
+    """Have this process, a worker, share the large arrays that it sends; call the user's initializer."""
     shmring.keep_shared(keep_nbytes)
-    reduction.ForkingPickler.register(np.ndarray, reducer(least_nbytes, _registered()))
+    reduction.ForkingPickler.register(np.ndarray, reducer(least_nbytes, _travel()))
     if initializer is not None:
         initializer(*arguments)
 

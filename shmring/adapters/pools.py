@@ -21,8 +21,9 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
     """A ProcessPoolExecutor whose large arrays travel in shared memory instead of through a pipe.
 
     It holds for all arrays in the arguments and in the results, at any depth. Each gets memory of its own, as
-    by `shmring.share(array, writable=True)`, unless it is shared already. Arguments are pickled by `submit`,
-    so later changes of them have no effect.
+    by `shmring.share(array, writable=True)`, unless it is shared already. `submit` pickles or copies the
+    arguments, so later changes of them have no effect. The workers share the large arrays that they put into
+    queues as well.
 
     Parameters
     ----------
@@ -56,6 +57,8 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         **keywords: Any,
     ) -> None:
         initializer, initargs = keywords.pop("initializer", None), keywords.pop("initargs", ())
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"initializer must be a callable, not {type(initializer).__name__}")
         keywords["initargs"] = least_nbytes, keep_nbytes, initializer, initargs
         super().__init__(max_workers, initializer=begin_worker, **keywords)
         self._least_nbytes = least_nbytes
@@ -92,7 +95,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
             It has the result.
         """
         is_named = isinstance(fn, FunctionType) and "<" not in fn.__qualname__
-        if is_named and not kwargs and all(map(is_light, args)):
+        if is_named and not kwargs and all(is_light(value, self._least_nbytes) for value in args):
             return super().submit(fn, *map(snapshot, args))  # pickled later, as by any pool
         return super().submit(run_task, dumps((fn, args, kwargs), self._least_nbytes))
 

@@ -375,12 +375,13 @@ class Cartcomm(Topocomm):
         coords, color = grid.coords_of(self.Get_rank()), 0
         for at, extent, remains in zip(coords, grid.dims, remain, strict=True):
             color = color if remains else color * extent + at
-        child = self._made(lambda comm: comm.split(color, self.Get_rank()), "sub")
-        assert child is not None
         kept = [place for place, remains in enumerate(remain) if remains]
         dims, periods = [grid.dims[place] for place in kept], [grid.periods[place] for place in kept]
-        child.topology = Cartesian(dims, periods, child.rank)
-        return handle(Cartcomm, child)
+        new, topology = handle(Cartcomm, None), Cartesian(dims, periods, 0)
+        new._ref = child = self._made(lambda comm: comm.split(color, self.Get_rank()), "sub")
+        assert child is not None
+        topology.rank, child.topology = child.rank, topology
+        return new
 
 
 class Graphcomm(Topocomm):

@@ -75,14 +75,15 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
         except Exception:
             context.comm.refuse("barrier")
             raise
+        new = handle(cls, None)  # first: if there is no memory for it, no rank makes the window
         try:
-            window = Window(context, flavor, unit, find_parts)
+            new._ref = window = Window(context, flavor, unit, find_parts)
         except Error as error:
             raise context.failure(None, error) from error
         except OSError as error:
             raise context.failure(errors.NUMBERS["ERR_BASE"], error) from error
         window.hints.update(info.items())
-        return handle(cls, window)
+        return new
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:
         """Return the memory and the displacement unit of a rank; PROC_NULL: the first with memory."""

@@ -63,7 +63,7 @@ def _in_place(*sizes: int) -> Callable[[int], list[Load]]:
 
 
 def _read_whole(call: Call, nranks: int) -> list[Load]:
-    """Return loads in which a rank that folds whole arrays reads so many KiB of the others'."""
+    """Return loads in which a rank that folds whole arrays reads 7 to 56 KiB of the other ranks'."""
     return [Load(call, size * KIB // max(1, nranks - 1)) for size in (7, 12, 20, 30, 42, 56)]
 
 

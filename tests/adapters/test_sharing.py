@@ -69,6 +69,30 @@ def test_light_arguments_are_those_of_submit_as_well():
             pool.submit(add, 1, None).result()
 
 
+def fill(array):
+    array[:] = 5
+
+
+def first_of(row):
+    return int(row["a"])
+
+
+def test_short_arrays_from_the_least_size_on_are_shared_too():
+    shared = shmring.share(np.zeros(1000), writable=True)
+    with Executor(1, least_nbytes=100) as pool:
+        pool.submit(fill, shared).result()
+        assert (shared == 5).all()
+        table = np.zeros(3, [("a", "i8")])
+        future = pool.submit(first_of, table[0])  # a view
+        table["a"] = 7
+        assert future.result() == 0
+
+
+def test_an_initializer_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="callable"):
+        Executor(1, initializer=5)
+
+
 def note_start(notes, value):
     notes.append(value)
 

@@ -5,20 +5,25 @@ The staging buffers are used again after every few chunks, so that places are wr
 
 import numpy as np
 import pytest
+from ranks import Ranks
 
+import shmring
 from shmring._config import thresholds, tuning_table
+from shmring._system import limits
+from tests.collectives.test_going_ahead import share_cpus
 
 COUNTS = 1, 37, 700, 5_000, 12_345, 60_001  # float64s: the longest has tens of chunks
-TURNS = 3  # one more than the lengths of a lap
+TURNS = 3  # more than the two parities of a lap
 
 
 @pytest.fixture
 def small_window(tmp_path):
     """Return a function that makes a table in which long messages keep to 4 slots of `cached_nbytes`."""
 
-    def table(size, cached_nbytes):
+    def table(size, cached_nbytes, stream_nbytes):
         path = tmp_path / f"{size}.json"
         values = {"cached_chunk_nbytes": cached_nbytes, "cached_most_nbytes": thresholds.NEVER}
+        values["far_stream_nbytes"] = stream_nbytes
         values |= {"one_chunk_nbytes": 8 << 10, "single_copy_nbytes": thresholds.NEVER}
         tuning_table.save(path, {size: {"any": {}, "near": values, "far": values}}, thresholds.LIMITS)
         return {"SHMRING_TUNING": str(path), "SHMRING_PATH": "far"}
@@ -71,6 +76,24 @@ def exchanged(comm, count, turn):
     return wrong + ([] if np.array_equal(part.ravel(), given[root][comm.rank]) else ["scatter"])
 
 
+def moved(comm, count, turn):
+    """Wrong results of calls that use the same buffers in other ways, one of them in the background."""
+    given = [numbers(rank, turn, count) for rank in range(comm.size)]
+    root, wrong = turn % comm.size, []
+    for algorithm in ("ring", "tree", "double_tree", "master"):
+        x = skewed(comm, given[comm.rank])
+        comm.all_reduce(x, algorithm=algorithm)
+        wrong += [] if np.array_equal(x, np.sum(given, axis=0)) else [algorithm]
+    x, y = skewed(comm, given[comm.rank]), given[comm.rank].copy()
+    work = comm.all_gather(y, async_op=True)
+    comm.broadcast(x, root)
+    wrong += [] if np.array_equal(x, given[root]) else ["broadcast"]
+    wrong += [] if np.array_equal(work.result(), given) else ["all_gather"]
+    x[...] = given[comm.rank]
+    comm.scan(x)
+    return wrong + ([] if np.array_equal(x, np.sum(given[: comm.rank + 1], axis=0)) else ["scan"])
+
+
 def mixed(comm, call_all):
     return [
         (count, turn, wrong)
@@ -81,13 +104,53 @@ def mixed(comm, call_all):
     ]
 
 
+def with_a_cpu_each(comm, world, call_all):
+    """The same in a new world, whose ranks take this for a machine with enough CPUs."""
+    usable, limits.usable_cpus = limits.usable_cpus, lambda _: comm.size
+    try:
+        with shmring.init(world, rank=comm.rank) as other:
+            return mixed(other, call_all)
+    finally:
+        limits.usable_cpus = usable
+
+
+@pytest.mark.parametrize("stream_nbytes", [thresholds.NEVER, 64])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
-def test_slices(world_of, small_window, size):
-    environ = small_window(size, max(16 * 64 * size, 4 << 10))
-    assert world_of(size, **environ)(mixed, [reduced]) == [[]] * size
+def test_slices(world_of, small_window, size, stream_nbytes):
+    ranks = world_of(size, **small_window(size, max(16 * 64 * size, 4 << 10), stream_nbytes))
+    assert ranks(with_a_cpu_each, shmring.world(size), [reduced, moved]) == [[]] * size
+    assert ranks(mixed, [reduced]) == [[]] * size
 
 
+@pytest.mark.parametrize("stream_nbytes", [thresholds.NEVER, 64])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_pieces(world_of, small_window, size):
-    environ = small_window(size, 64 << 10)
-    assert world_of(size, **environ)(mixed, [exchanged, reduced]) == [[]] * size
+def test_pieces(world_of, small_window, size, stream_nbytes):
+    ranks = world_of(size, **small_window(size, 64 << 10, stream_nbytes))
+    assert ranks(with_a_cpu_each, shmring.world(size), [exchanged, reduced, moved]) == [[]] * size
+    assert ranks(mixed, [exchanged]) == [[]] * size
+
+
+def differ_late(comm, turns):
+    """Rank 0 makes another call than the others, which repeat a broadcast. Return a rank's wrong values."""
+    x, wrong = np.empty(1024), []
+    pieces = np.full((comm.size, 2048), -1.0)
+    try:
+        for turn in range(turns + 64):
+            x[...] = turn if comm.rank == 1 else -2.0
+            if comm.rank == 0 and turn == turns:
+                comm.all_to_all(pieces)
+            else:
+                comm.broadcast(x, 1)
+            wrong += [] if (x == turn).all() else [(turn, x.min(), x.max())]
+    except shmring.Mismatch:
+        return wrong
+    return "no error"
+
+
+def test_a_call_that_differs_gives_no_wrong_data():
+    """Ranks that share CPUs go ahead: they read what the root staged before the others' calls are known."""
+    with Ranks(3) as ranks:
+        ranks.meet()(share_cpus, 1)
+        for turns in range(50, 70):
+            found = ranks.meet(SHMRING_CHUNK=16_384, SHMRING_DEPTH=2)(differ_late, turns)
+            assert found == [[]] * 3, turns

@@ -14,6 +14,7 @@ from combinations import each_value, first
 from ranks import Died, Ranks, turns, when_there
 
 import shmring
+from shmring._config import thresholds, tuning_table
 
 KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v", "all_reduce")
 OF_TWO = ("all_gather", "all_gather_v")
@@ -288,3 +289,21 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
         assert all(isinstance(error, shmring.Timeout) for error in errors), errors
         assert len({str(error) for error in errors}) == 1
         assert errors[0].rank == 1
+
+
+# ---- sizes from which slices are reduced ------------------------------------------------------------------
+
+
+def reduce_ones(comm, count):
+    x = np.ones(count)
+    comm.all_reduce(x)
+    return float(x.min()), float(x.max())
+
+
+@pytest.mark.parametrize("names", [["small_nbytes"], ["small_all_reduce_nbytes"]])
+def test_both_ways_know_from_which_size_slices_are_reduced(world_of, tmp_path, names):
+    path = tmp_path / "table.json"
+    tuning_table.save(path, {2: {"any": dict.fromkeys(names, 4096)}}, thresholds.LIMITS)
+    ranks = world_of(2, SHMRING_TUNING=str(path), **FROM_64_BYTES)
+    for count in (500, 512, 513, 1024, 8192, 8193):
+        assert ranks(reduce_ones, count) == [(2, 2)] * 2
