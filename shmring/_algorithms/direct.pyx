@@ -227,10 +227,9 @@ cdef int block_direct(Group *g, Call *c) noexcept nogil:
     return blocked_on_credit(g, c, chunk_end(g, c, &c.stage))
 
 
-# The begin and the end of the owner's slice of a chunk, in bytes.
-cdef inline void find_slice(Group *g, Call *c, size_t nbytes, int owner, size_t *begin, size_t *end) noexcept nogil:
-    begin[0] = slice_begin(g, c, nbytes // c.itemsize, owner) * c.itemsize
-    end[0] = slice_begin(g, c, nbytes // c.itemsize, owner + 1) * c.itemsize
+# The begin of the owner's slice of a chunk, in bytes. It is the end of the slice before.
+cdef inline size_t slice_offset(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
+    return slice_begin(g, c, nbytes // c.itemsize, owner) * c.itemsize
 
 
 # Stage the next chunk without this rank's own slice, which this rank reads in place.
@@ -239,21 +238,22 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint64_t slot_at = chunk_slot(g, c, &c.stage, nbytes)
     cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
     cdef uint32_t stream = streams_slots(g, c)
-    cdef size_t begin, end
+    cdef size_t begin = slice_offset(g, c, nbytes, g.rank)
+    cdef size_t end = slice_offset(g, c, nbytes, g.rank + 1)
+    cdef size_t at
     cdef int owner
+    g.stats.bytes_sent += nbytes - (end - begin)
     if c.swaps_places:
         for owner in range(g.size):
             if owner != g.rank:
-                find_slice(g, c, nbytes, owner, &begin, &end)
-                g.kernels.copy(place_of(g, c, g.rank, owner, slot_at, nbytes), x + begin, end - begin, stream)
-        find_slice(g, c, nbytes, g.rank, &begin, &end)
+                at = slice_offset(g, c, nbytes, owner)
+                g.kernels.copy(place_of(g, c, g.rank, owner, slot_at, nbytes), x + at,
+                               slice_offset(g, c, nbytes, owner + 1) - at, stream)
     else:
-        find_slice(g, c, nbytes, g.rank, &begin, &end)
         if begin > 0:   # the slices before the own one, then those after it
             g.kernels.copy(place_of(g, c, g.rank, 0, slot_at, nbytes), x, begin, stream)
         if end < nbytes:
             g.kernels.copy(place_of(g, c, g.rank, g.rank + 1, slot_at, nbytes), x + end, nbytes - end, stream)
-    g.stats.bytes_sent += nbytes - (end - begin)
     advance(g, c, &c.stage, slot_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)
 
@@ -266,7 +266,8 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef int ntargets = 0
     cdef size_t begin, end
     cdef int rank
-    find_slice(g, c, nbytes, g.rank, &begin, &end)
+    begin = slice_offset(g, c, nbytes, g.rank)
+    end = slice_offset(g, c, nbytes, g.rank + 1)
     if begin < end:
         for rank in range(g.size):
             g.source[rank] = place_of(g, c, rank, g.rank, slot_at, nbytes)
@@ -307,7 +308,8 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t begin, end
     cdef int owner
     for owner in range(g.size if takes(g, c, g.rank) else 0):
-        find_slice(g, c, nbytes, owner, &begin, &end)
+        begin = slice_offset(g, c, nbytes, owner)
+        end = slice_offset(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:
             copy_from_far(g, out + begin, result_of(g, c, owner, slot_at, nbytes), end - begin, stream)
     advance(g, c, &c.copy, slot_at, nbytes)
@@ -327,7 +329,8 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef size_t begin, end
     cdef int owner
     for owner in range(g.size):
-        find_slice(g, c, nbytes, owner, &begin, &end)
+        begin = slice_offset(g, c, nbytes, owner)
+        end = slice_offset(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:
             g.kernels.copy_two(place_of(g, c, g.rank, owner, staged_at, nbytes), x + begin, streams_slots(g, c),
                                out + begin, result_of(g, c, owner, copied_at, nbytes), stream_out, end - begin)
