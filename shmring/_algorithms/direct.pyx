@@ -138,11 +138,12 @@ cdef inline bint may_swap_places(Group *g, Call *c) noexcept nogil:
             and g.tuning.cached_chunk_nbytes >= 16 * in_addition)
 
 
-# The begin of slice `index` of a chunk, in elements. The algorithm "master" differs only here: rank 0 has all.
-cdef inline size_t slice_begin(Group *g, Call *c, size_t count, int index) noexcept nogil:
+# The begin of the owner's slice of a chunk or of a whole array, in bytes. It is the end of the slice before. The
+# algorithm "master" differs only here: rank 0 has all.
+cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
     if c.algorithm == MASTER:
-        return 0 if index == 0 else count
-    return sr_slice_begin_grained(count, g.size, index, SR_CACHE_LINE // c.itemsize)
+        return 0 if owner == 0 else nbytes
+    return sr_slice_begin_grained(nbytes // c.itemsize, g.size, owner, SR_CACHE_LINE // c.itemsize) * c.itemsize
 
 
 # The distance of two places in a slot in which ranks swap places: the longest slice of the chunk, and a line, since the
@@ -152,20 +153,22 @@ cdef inline size_t pitch_of(Group *g, size_t nbytes) noexcept nogil:
     return ((nlines + g.size - 1) // g.size + 1) * SR_CACHE_LINE
 
 
-# The place of rank's data for the owner of a slice or, if rank is the owner, of the result that all ranks read.
-cdef inline unsigned char *place_of(Group *g, Call *c, int rank, int owner, uint64_t slot_at,
-                                    size_t nbytes) noexcept nogil:
+# The place of rank's data for the owner of the slice that begins at `begin`; if rank is the owner, of the result that
+# all ranks read.
+cdef inline unsigned char *place_of(Group *g, Call *c, int rank, int owner, uint64_t slot_at, size_t nbytes,
+                                    size_t begin) noexcept nogil:
     cdef size_t skew = descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1)
     if not c.swaps_places:
-        return slot(g, rank, slot_at) + skew + slice_begin(g, c, nbytes // c.itemsize, owner) * c.itemsize
+        return slot(g, rank, slot_at) + skew + begin
     if rank != owner and slot_at & g.lap_nbytes != 0:
         return slot(g, owner, slot_at) + skew + rank * pitch_of(g, nbytes)
     return slot(g, rank, slot_at) + skew + owner * pitch_of(g, nbytes)
 
 
 # The place of the result of the owner's slice, for this rank.
-cdef inline unsigned char *result_of(Group *g, Call *c, int owner, uint64_t slot_at, size_t nbytes) noexcept nogil:
-    return place_of(g, c, g.rank if writes_back(g, c) else owner, owner, slot_at, nbytes)
+cdef inline unsigned char *result_of(Group *g, Call *c, int owner, uint64_t slot_at, size_t nbytes,
+                                     size_t begin) noexcept nogil:
+    return place_of(g, c, g.rank if writes_back(g, c) else owner, owner, slot_at, nbytes, begin)
 
 
 # ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
@@ -227,33 +230,28 @@ cdef int block_direct(Group *g, Call *c) noexcept nogil:
     return blocked_on_credit(g, c, chunk_end(g, c, &c.stage))
 
 
-# The begin of the owner's slice of a chunk, in bytes. It is the end of the slice before.
-cdef inline size_t slice_offset(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
-    return slice_begin(g, c, nbytes // c.itemsize, owner) * c.itemsize
-
-
 # Stage the next chunk without this rank's own slice, which this rank reads in place.
 cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.stage)
     cdef uint64_t slot_at = chunk_slot(g, c, &c.stage, nbytes)
     cdef const unsigned char *x = c.x + next_begin(c, &c.stage)
     cdef uint32_t stream = streams_slots(g, c)
-    cdef size_t begin = slice_offset(g, c, nbytes, g.rank)
-    cdef size_t end = slice_offset(g, c, nbytes, g.rank + 1)
+    cdef size_t begin = slice_begin(g, c, nbytes, g.rank)
+    cdef size_t end = slice_begin(g, c, nbytes, g.rank + 1)
     cdef size_t at
     cdef int owner
     g.stats.bytes_sent += nbytes - (end - begin)
     if c.swaps_places:
         for owner in range(g.size):
             if owner != g.rank:
-                at = slice_offset(g, c, nbytes, owner)
-                g.kernels.copy(place_of(g, c, g.rank, owner, slot_at, nbytes), x + at,
-                               slice_offset(g, c, nbytes, owner + 1) - at, stream)
+                at = slice_begin(g, c, nbytes, owner)
+                g.kernels.copy(place_of(g, c, g.rank, owner, slot_at, nbytes, at), x + at,
+                               slice_begin(g, c, nbytes, owner + 1) - at, stream)
     else:
         if begin > 0:   # the slices before the own one, then those after it
-            g.kernels.copy(place_of(g, c, g.rank, 0, slot_at, nbytes), x, begin, stream)
+            g.kernels.copy(place_of(g, c, g.rank, 0, slot_at, nbytes, 0), x, begin, stream)
         if end < nbytes:
-            g.kernels.copy(place_of(g, c, g.rank, g.rank + 1, slot_at, nbytes), x + end, nbytes - end, stream)
+            g.kernels.copy(place_of(g, c, g.rank, g.rank + 1, slot_at, nbytes, end), x + end, nbytes - end, stream)
     advance(g, c, &c.stage, slot_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)
 
@@ -264,13 +262,12 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint64_t slot_at = chunk_slot(g, c, &c.fold, nbytes)
     cdef uint32_t stream = 0
     cdef int ntargets = 0
-    cdef size_t begin, end
+    cdef size_t begin = slice_begin(g, c, nbytes, g.rank)
+    cdef size_t end = slice_begin(g, c, nbytes, g.rank + 1)
     cdef int rank
-    begin = slice_offset(g, c, nbytes, g.rank)
-    end = slice_offset(g, c, nbytes, g.rank + 1)
     if begin < end:
         for rank in range(g.size):
-            g.source[rank] = place_of(g, c, rank, g.rank, slot_at, nbytes)
+            g.source[rank] = place_of(g, c, rank, g.rank, slot_at, nbytes, begin)
         if takes(g, c, g.rank):
             stream = streams_out(g, c)
             g.target[0] = c.out + next_begin(c, &c.fold) + begin
@@ -308,10 +305,10 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t begin, end
     cdef int owner
     for owner in range(g.size if takes(g, c, g.rank) else 0):
-        begin = slice_offset(g, c, nbytes, owner)
-        end = slice_offset(g, c, nbytes, owner + 1)
+        begin = slice_begin(g, c, nbytes, owner)
+        end = slice_begin(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:
-            copy_from_far(g, out + begin, result_of(g, c, owner, slot_at, nbytes), end - begin, stream)
+            copy_from_far(g, out + begin, result_of(g, c, owner, slot_at, nbytes, begin), end - begin, stream)
     advance(g, c, &c.copy, slot_at, nbytes)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
@@ -329,11 +326,11 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
     cdef size_t begin, end
     cdef int owner
     for owner in range(g.size):
-        begin = slice_offset(g, c, nbytes, owner)
-        end = slice_offset(g, c, nbytes, owner + 1)
+        begin = slice_begin(g, c, nbytes, owner)
+        end = slice_begin(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:
-            g.kernels.copy_two(place_of(g, c, g.rank, owner, staged_at, nbytes), x + begin, streams_slots(g, c),
-                               out + begin, result_of(g, c, owner, copied_at, nbytes), stream_out, end - begin)
+            g.kernels.copy_two(place_of(g, c, g.rank, owner, staged_at, nbytes, begin), x + begin, streams_slots(g, c),
+                               out + begin, result_of(g, c, owner, copied_at, nbytes, begin), stream_out, end - begin)
             g.stats.bytes_sent += end - begin
     advance(g, c, &c.stage, staged_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)
@@ -386,15 +383,10 @@ cdef inline uint64_t end_of_call(Group *g) noexcept nogil:
     return slot_end(g, g.position, SR_LINE)
 
 
-# The begin of a rank's slice, in bytes.
-cdef inline size_t slice_at(Group *g, Call *c, int rank) noexcept nogil:
-    return sr_slice_begin_grained(c.count, g.size, rank, SR_CACHE_LINE // c.itemsize) * c.itemsize
-
-
 # Reduce one step of this rank's slice: as many bytes as the scratch memory holds of all other ranks.
 cdef int reduce_own_slice(Group *g, Call *c) noexcept nogil:
-    cdef size_t begin = slice_at(g, c, g.rank) + c.fold.offset
-    cdef size_t left = slice_at(g, c, g.rank + 1) - begin
+    cdef size_t begin = slice_begin(g, c, c.nbytes, g.rank) + c.fold.offset
+    cdef size_t left = slice_begin(g, c, c.nbytes, g.rank + 1) - begin
     # Place the copies as far into a cache line as the own array, so that all sources are loaded by whole lines.
     cdef size_t skew = <uintptr_t> (c.out + begin) & (SR_CACHE_LINE - 1)
     cdef size_t room = SCRATCH_NBYTES // <size_t> (g.size - 1) & ~<size_t> (SR_CACHE_LINE - 1)
@@ -441,8 +433,8 @@ cdef int fetch_slices(Group *g, Call *c) noexcept nogil:
 
 
 cdef int fetch(Group *g, Call *c, int owner) noexcept nogil:
-    cdef size_t begin = slice_at(g, c, owner) + c.copy.offset
-    cdef size_t left = slice_at(g, c, owner + 1) - begin
+    cdef size_t begin = slice_begin(g, c, c.nbytes, owner) + c.copy.offset
+    cdef size_t left = slice_begin(g, c, c.nbytes, owner + 1) - begin
     cdef size_t nbytes = min(left, <size_t> SHARED_STEP_NBYTES)
     cdef sr_descriptor *theirs = descriptor(g, c, owner)
     cdef int status = DONE

@@ -300,10 +300,10 @@ def reduce_ones(comm, count):
     return float(x.min()), float(x.max())
 
 
-@pytest.mark.parametrize("names", [["small_nbytes"], ["small_all_reduce_nbytes"]])
-def test_both_ways_know_from_which_size_slices_are_reduced(world_of, tmp_path, names):
+@pytest.mark.parametrize("name", ["small_nbytes", "small_all_reduce_nbytes"])
+def test_both_ways_know_from_which_size_slices_are_reduced(world_of, tmp_path, name):
     path = tmp_path / "table.json"
-    tuning_table.save(path, {2: {"any": dict.fromkeys(names, 4096)}}, thresholds.LIMITS)
+    tuning_table.save(path, {2: {"any": {name: 4096}}}, thresholds.LIMITS)
     ranks = world_of(2, SHMRING_TUNING=str(path), **FROM_64_BYTES)
     for count in (500, 512, 513, 1024, 8192, 8193):
         assert ranks(reduce_ones, count) == [(2, 2)] * 2

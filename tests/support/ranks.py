@@ -21,9 +21,8 @@ import shmring
 
 # The communicator's timeout: its own error comes before that of the test, and has more details.
 CALL_TIMEOUT_S = 20
-ANSWER_S = (
-    100  # how long the ranks may take in all before they are shown and killed; beside busy CPUs some take 50
-)
+# Seconds that the ranks may take in all before they are shown and killed. Beside busy CPUs some take 50.
+ANSWER_S = 100
 PR_SET_PDEATHSIG = 1
 FIRST_PORT, PORTS = 29555, 1000  # of worlds over hosts: each has its own, for a while
 FORK = multiprocessing.get_context("fork")
