@@ -83,19 +83,31 @@ class _PartRef(weakref.ref[_Part]):
 
 
 class Block:
-    """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped."""
+    """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped.
 
-    def __init__(self, fd: int, nbytes: int, is_writable: bool, for_receivers: bool, maker: int = 0) -> None:
-        self.fd, self.nbytes = fd, nbytes
+    It exists before its descriptor, so that no exception loses the descriptor: set `fd`, then call `map`.
+    """
+
+    fd = -1  # also if __init__ raises first
+    of_head: segments.Mapping
+    head: Head
+    data: segments.Mapping
+
+    def __init__(self, nbytes: int, is_writable: bool, for_receivers: bool, maker: int = 0) -> None:
+        self.fd = -1  # so that storing a descriptor later needs no memory
+        self.nbytes = nbytes
         self.is_writable = is_writable  # by this process
         self.for_receivers = for_receivers  # True if they may write
         self.maker = maker  # the process that made it, which alone uses it again
-        self.of_head = segments.Mapping(fd, _HEAD_NBYTES)
-        self.head = Head.from_address(self.of_head.address)
-        self.data = segments.Mapping(fd, _HEAD_NBYTES + nbytes, writable=is_writable)
         self.under_way: dict[int, int] = {}  # slot -> its value, of pickles of this process
         self.part: _PartRef | None = None  # None: this process has no reference that is counted
         self.nonce = 0  # 0: not in use
+
+    def map(self) -> None:
+        """Map the memory of the descriptor."""
+        self.of_head = segments.Mapping(self.fd, _HEAD_NBYTES)
+        self.head = Head.from_address(self.of_head.address)
+        self.data = segments.Mapping(self.fd, _HEAD_NBYTES + self.nbytes, writable=self.is_writable)
 
     def begin(self, for_receivers: bool) -> None:
         """Begin a use of this block by its maker."""
@@ -214,15 +226,17 @@ def _drop_all_guarded() -> None:
 
 
 def _close_unused(block: Block) -> None:
-    if block.under_way or block.part is not None:
+    """Close or keep a block without arrays and pickles. After an exception, call it again."""
+    if block.under_way:
         return
-    _sent.discard(block)
-    if block.head.is_kept and block.maker == os.getpid():
-        if _blocks.pop(block.nonce, None) is not None:
-            _kept.append(block)
-        _trim_kept()
-    else:
-        block.close()
+    if block.part is None and block.fd >= 0:
+        if block.head.is_kept and block.maker == os.getpid():
+            if _blocks.pop(block.nonce, None) is not None:
+                _kept.append(block)
+            _trim_kept()
+        else:
+            block.close()
+    _sent.discard(block)  # last: after an exception, the next sweep finds the block
 
 
 def _trim_kept() -> None:
@@ -238,17 +252,9 @@ def _sweep() -> None:
     if now_s < _swept_s + _SWEEP_S:
         return
     _swept_s = now_s
-    for block in _forget_all_loaded():
-        _close_unused(block)
-
-
-def _forget_all_loaded() -> list[Block]:
-    """Forget the pickles that were loaded. Return the blocks of which none is under way any more."""
-    for block in _sent:
+    for block in list(_sent):
         block.forget_loaded()
-    loaded = [block for block in _sent if not block.under_way]
-    _sent.difference_update(loaded)
-    return loaded
+        _close_unused(block)
 
 
 def _used_again(nbytes: int) -> Block | None:
@@ -260,17 +266,14 @@ def _used_again(nbytes: int) -> Block | None:
 
 def _make_block(nbytes: int, data: _Array | None) -> Block:
     """Return a new block that begins with these bytes."""
-    maker = os.getpid()  # now: an exception between the try statement and Block would lose the descriptor
-    fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
-    try:
-        purpose = "a shared array"
-        segments.allocate(fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
-        if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
-            segments.write(fd, _HEAD_NBYTES, data.data, purpose=purpose)
-    except BaseException:
-        os.close(fd)
-        raise
-    return Block(fd, nbytes, True, True, maker)
+    block = Block(nbytes, True, True, os.getpid())
+    block.fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
+    purpose = "a shared array"
+    segments.allocate(block.fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
+    if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
+        segments.write(block.fd, _HEAD_NBYTES, data.data, purpose=purpose)
+    block.map()
+    return block
 
 
 # ---- what users call ---------------------------------------------------------------------------------------
@@ -531,8 +534,9 @@ def _load(
         _sweep()
         block = _blocks.get(nonce)
         if block is None:
-            fd = _open(pid, number, identity, token, nonce)
-            block = _map(fd, pid, identity, nbytes, for_receivers)
+            block = Block(nbytes, for_receivers, for_receivers)
+            block.fd = _open(pid, number, identity, token, nonce)
+            _map(block, pid, identity)
         if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
             raise _gone(pid)
         data = block.array()
@@ -554,15 +558,14 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
     return fd
 
 
-def _map(fd: int, pid: int, identity: list[int], nbytes: int, for_receivers: bool) -> Block:
-    about = os.fstat(fd)
-    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _HEAD_NBYTES + nbytes]:
-        os.close(fd)
+def _map(block: Block, pid: int, identity: list[int]) -> None:
+    """Map a block of another process once its descriptor is proven to be of that memory."""
+    about = os.fstat(block.fd)
+    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _HEAD_NBYTES + block.nbytes]:
         raise _gone(pid)
-    block = Block(fd, nbytes, for_receivers, for_receivers)
-    if (block.head.magic, block.head.nbytes) != (_MAGIC, nbytes):
+    block.map()
+    if (block.head.magic, block.head.nbytes) != (_MAGIC, block.nbytes):
         raise _gone(pid)
-    return block
 
 
 def _gone(pid: int) -> Error:
@@ -620,7 +623,10 @@ _in_keeper: list[bool] = []
 
 
 def _are_under_way() -> bool:
-    _forget_all_loaded()
+    for block in list(_sent):
+        block.forget_loaded()
+        if not block.under_way:
+            _sent.discard(block)
     return bool(_sent)
 
 

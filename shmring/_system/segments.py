@@ -71,9 +71,11 @@ def create(nbytes: int, *, kind: str) -> int:
         os.ftruncate(fd, nbytes)
         if kind == "memfd":
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
+    except BaseException as error:
         os.close(fd)
-        raise explain(error, f"sizing a {kind} segment to {size_text(nbytes)}", nbytes) from error
+        if isinstance(error, OSError):
+            raise explain(error, f"sizing a {kind} segment to {size_text(nbytes)}", nbytes) from error
+        raise
     return fd
 
 

@@ -452,6 +452,21 @@ def test_no_descriptors_is_an_error_that_says_what_to_do():
     assert all(not array.any() for array in made)
 
 
+def fail(*_, **__):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("step", ["Block.__init__", "Block.map", "segments.allocate", "segments.fcntl.fcntl"])
+def test_no_memory_at_a_step_loses_no_descriptor(monkeypatch, step):
+    before = set(segments())
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{passing.__name__}.{step}", fail)
+        with pytest.raises(MemoryError):
+            shmring.share(np.arange(10))
+    gc.collect()
+    assert set(segments()) == before
+
+
 def test_threads_share_and_drop_at_the_same_time():
     wrong = []
 
