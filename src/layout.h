@@ -69,6 +69,7 @@ struct sr_descriptor {
     uint32_t far;                   /* of rank 0: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* of rank 0: this call measures the distance again */
     uint32_t skew;                  /* bytes before the owner's data in a slot, whosever it is; below SR_CACHE_LINE */
+    uint32_t next_single_copy;      /* of rank 0: the path of the next call of this kind and size class */
 };
 
 #define SR_PRIVATE 0xffffffffu /* in place of a block: private memory that other ranks read through the kernel */
@@ -346,16 +347,12 @@ struct sr_tuning {
     uint64_t zero_copy_stream_nbytes; /* shared results out of place from here on bypass the cache */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
-    uint64_t single_copy_nbytes;      /* pieces from here on are read from private memory */
-    uint64_t single_copy_scatter_nbytes; /* ... in a scatter: the length of all pieces together */
-    uint64_t single_copy_all_gather_nbytes; /* ... in an all_gather: x, which its own rank copies as well */
+    uint64_t single_copy_measured;    /* 1: where the path can be measured, rank 0 chooses it by its measurements */
+    uint64_t single_copy_nbytes;      /* elsewhere: pieces from here on are read from private memory, ... */
+    uint64_t single_copy_scatter_nbytes; /* ... in a scatter: the length of all pieces together, ... */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
     uint64_t cached_chunk_nbytes;     /* chunk of a message between far cores that uses few slots, ... */
     uint64_t cached_most_nbytes;      /* ... which is every message up to here that is more than one chunk */
-    uint64_t single_copy_reduce_nbytes; /* private arrays of an all_reduce are read in place from here on, ... */
-    uint64_t single_copy_reduce_most_nbytes; /* ... up to here; */
-    uint64_t single_copy_in_place_nbytes;    /* with the result in x from here on, ... */
-    uint64_t single_copy_in_place_most_nbytes; /* ... up to here */
     uint64_t single_copy_message_nbytes; /* messages from here on are read from the sender's private memory, ... */
     uint64_t single_copy_message_always; /* ... 1: also if that is slower than through the ring */
     uint64_t small_all_reduce_nbytes; /* as small_nbytes, for an all_reduce of ranks with a CPU each */

@@ -417,11 +417,15 @@ cdef int blocked_on_piece(Group *g, Call *c) noexcept nogil:
 cdef int finish_exchange(Group *g, Call *c) noexcept nogil:
     keep_result_of_own(g, c)
     g.position = c.copy.position
-    finish(g, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
+    finish(g, c, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
     return DONE
 
 
 # ---- zero-copy -----------------------------------------------------------------------------------------------
+
+cdef enum:
+    SHARED_STEP_NBYTES = 1 << 20   # moved in one step, so that other calls get their turn
+
 
 # The address of a giver's x: in this process, or in the giver's for private memory; NULL if the descriptor is invalid.
 cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
@@ -485,7 +489,7 @@ cdef int step_shared(Group *g, Call *c) noexcept nogil:
                 and not sr_flag_reached(counter(g, c.fold_peer, SR_FINISHED), c.seq)):
             return blocked_on(c, counter(g, c.fold_peer, SR_FINISHED), c.seq, c.fold_peer)
         c.fold_peer += 1
-    finish(g, SINGLE_COPY if c.single_copy else ZERO_COPY)
+    finish(g, c, SINGLE_COPY if c.single_copy else ZERO_COPY)
     return DONE
 
 

@@ -842,7 +842,8 @@ cdef class Comm(Messages):
             `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
             `steps`: steps of ring and tree calls. `messages_in_place`: number of received messages that this rank has
             copied from where they lay in their sender's memory, and not from a ring. `paths`: number of calls by
-            path. `path`: path of the last call.
+            path. `path`: path of the last call. `chosen_paths`: for all_gather and all_to_all, by the least length of a
+            size class in bytes, the path that rank 0 has chosen for the next call by its measurements.
             `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
             `isa`: the instruction set of the kernels.
 

@@ -22,7 +22,7 @@ ALGORITHMS = (
     *("auto", "direct", "ring", "bidirectional_ring", "halving_doubling"),
     *("tree", "double_tree", "master"),
 )
-PATHS = ("auto", "near", "far")
+PATHS = ("auto", "near", "far", "slots", "single_copy")
 REPLACED = ("gloo",)  # backends of torch.distributed
 ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
 MIN_KEY_CHARACTERS = 16

@@ -14,6 +14,7 @@ from .settings import Settings
 
 KIB = 1 << 10
 MIB = 1 << 20
+LEAST_SINGLE_COPY_NBYTES = 64  # that a user may ask for
 NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the same meaning
 PAGE_NBYTES = 4096
 CACHED_SLOTS = 4  # WINDOW_SLOTS of staging.pxd: the slots of a large reduction that stays in the cache
@@ -36,14 +37,10 @@ DEFAULTS: dict[str, int] = {
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,
+    "single_copy_measured": 1,
     "single_copy_nbytes": NEVER,
     "single_copy_scatter_nbytes": NEVER,
-    "single_copy_all_gather_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,
-    "single_copy_reduce_nbytes": NEVER,
-    "single_copy_reduce_most_nbytes": NEVER,
-    "single_copy_in_place_nbytes": NEVER,
-    "single_copy_in_place_most_nbytes": NEVER,
     "single_copy_message_nbytes": 64 * KIB,
     "single_copy_message_always": 0,
     "chain_nbytes": NEVER,
@@ -54,13 +51,10 @@ DEFAULTS: dict[str, int] = {
 #   they take 6 times as long at 1 MiB and 1.5 times at 128 MiB. They gain for large results out of place:
 #   half, for private results of 40 MiB and shared results of 24 MiB.
 # - Single copies gain, most with huge pages. An all_to_all of 16 MiB takes 0.64 of the time with huge pages,
-#   else 0.75. An all_reduce of 20 MiB out of place takes 0.85 with huge pages, and with small pages as long
-#   as through slots. Slots are faster from 24 MiB on, below 4 MiB, and in place.
+#   else 0.75. Where ranks measure which way is faster, the sizes here have no effect: path_choice.pxd.
 # - A message of 16 KiB and back takes half of the time by a single copy, if it was not written before; of
 #   8 KiB as long as through the ring. Beyond that size the receiver measures which way is faster, so this is
 #   not tuned.
-# - Pieces of an all_gather below 256 KiB, and of two ranks' all_to_all below 128 KiB, go through slots. They
-#   take 0.5 to 0.75 of the time if they were written before each call, and up to 1.4 times the time if not.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -73,10 +67,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "zero_copy_stream_nbytes": 3 * MIB,
         "single_copy_nbytes": 128 * KIB,
         "single_copy_scatter_nbytes": 1 * MIB,
-        "single_copy_all_gather_nbytes": 256 * KIB,
         "single_copy_most_nbytes": 16 * MIB,
-        "single_copy_reduce_nbytes": 6 * MIB,
-        "single_copy_reduce_most_nbytes": 24 * MIB,
         "single_copy_message_nbytes": 16 * KIB,
     },
 }
@@ -87,7 +78,6 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
 # - With few slots of 96 KiB, 3 and 4 ranks take 0.8 of the time at 2 and at 16 MiB in place; with slots of
 #   192 KiB 0.93. With 2 ranks, 96 and 128 KiB take equally long, and 192 KiB a tenth longer at 1 MiB out of
 #   place.
-# - Single copies out of place are faster from 4 MiB on with huge pages.
 # - With 5 to 8 ranks few slots gain less, and nothing beyond 16 MiB.
 # Measured on 16 cores of such a Xeon, a rank on each:
 # - In a small all_reduce each rank reads all other arrays. Beyond these sizes it is faster if each rank
@@ -102,8 +92,6 @@ OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
         "stream_out_nbytes": 12 * MIB,
         "single_copy_nbytes": 64 * KIB,
         "single_copy_most_nbytes": 4 * MIB,
-        "single_copy_reduce_nbytes": 4 * MIB,
-        "single_copy_reduce_most_nbytes": 8 * MIB,
     },
     ("Intel(R)", 5): {
         "small_all_reduce_nbytes": 24 * KIB,
@@ -127,14 +115,10 @@ LIMITS: dict[str, tuple[int, int]] = {
     "stream_in_place_nbytes": (64 * KIB, NEVER),
     "zero_copy_stream_nbytes": (64 * KIB, NEVER),
     "fuse_nbytes": (64, 1 * MIB),
+    "single_copy_measured": (0, 1),
     "single_copy_nbytes": (64, NEVER),
     "single_copy_scatter_nbytes": (64, NEVER),
-    "single_copy_all_gather_nbytes": (64, NEVER),
     "single_copy_most_nbytes": (64, NEVER),
-    "single_copy_reduce_nbytes": (64, NEVER),
-    "single_copy_reduce_most_nbytes": (64, NEVER),
-    "single_copy_in_place_nbytes": (64, NEVER),
-    "single_copy_in_place_most_nbytes": (64, NEVER),
     "chain_nbytes": (64, NEVER),
 }
 # Thresholds used before the distance for a call is known, so they are equal for near and far.
@@ -187,22 +171,19 @@ def _measured_table(asked: str, nranks: int) -> tuning_table.Table:
 
 
 def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
-    """Return the table with the chunk, the depth and the single copy of the settings.
+    """Return the table with the chunk, the depth, the path and the single copy of the settings.
 
-    SHMRING_CHUNK and SHMRING_PATH turn single copies off, since both are about data in slots.
+    SHMRING_CHUNK turns single copies off, since it is about data in slots.
     """
-    asks_for_slots = settings.chunk_nbytes is not None or settings.path != "auto"
-    if settings.single_copy_nbytes is not None or asks_for_slots:
-        least = settings.single_copy_nbytes or NEVER
+    forced = settings.single_copy_nbytes
+    if forced is None and (settings.path != "auto" or settings.chunk_nbytes is not None):
+        forced = LEAST_SINGLE_COPY_NBYTES if settings.path == "single_copy" else 0
+    if forced is not None:
         table = table | {
-            "single_copy_nbytes": least,
-            "single_copy_scatter_nbytes": least,
-            "single_copy_all_gather_nbytes": least,
+            "single_copy_measured": 0,
+            "single_copy_nbytes": forced or NEVER,
+            "single_copy_scatter_nbytes": forced or NEVER,
             "single_copy_most_nbytes": NEVER,
-            "single_copy_reduce_nbytes": least,
-            "single_copy_reduce_most_nbytes": NEVER,
-            "single_copy_in_place_nbytes": least,
-            "single_copy_in_place_most_nbytes": NEVER,
         }
     if settings.single_copy_nbytes is not None:
         table = table | {

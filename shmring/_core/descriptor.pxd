@@ -5,8 +5,9 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .core_distance cimport begin_ping, step_ping
 from .group cimport (
-    ALL_REDUCE, AUTO, DONE, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
+    AUTO, DONE, SINGLE_COPY, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
 )
+from .path_choice cimport choice_of, next_path, note_time
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
 from .single_copy cimport can_be_read, is_worth_single_copy
 
@@ -19,8 +20,8 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
     return <sr_descriptor *> line_of(g, rank, c.seq).payload
 
 
-# True if `rank` offers zero-copy; it has then staged nothing before its line. Its x, if other ranks read it, and its
-# out, if other ranks put results into it (all_reduce, reduce), are shared, or private and readable.
+# True if `rank` offers zero-copy; it has then staged nothing before its line. Its x, if other ranks read it, is shared,
+# or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
 cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives(g, c, rank)):
@@ -46,6 +47,10 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 # Fill this rank's descriptor, which the caller publishes, and set the call's progress to its begin.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
+    c.choice = choice_of(g, c)
+    c.begin_ns = sr_now_ns() if g.rank == 0 and c.choice != NULL else 0
+    c.lines_awaited_ns = 0
+    mine.next_single_copy = c.choice != NULL and next_path(c.choice)
     mine.x_block = c.x_block
     mine.x_offset = c.x_offset
     mine.out_block = c.out_block
@@ -53,8 +58,6 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     if is_worth_single_copy(g, c):
         if c.x_block == 0 and gives(g, c, g.rank) and can_be_read(g, c.x):
             mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
-        if c.out_block == 0 and c.kind == ALL_REDUCE and (c.out == c.x or can_be_read(g, c.out)):
-            mine.out_block, mine.out_offset = SR_PRIVATE, <uintptr_t> c.out
     c.single_copy = mine.x_block == SR_PRIVATE
     mine.skew = skew_of(c)
     mine.far = g.next_far if may_ping(g, c) else g.far
@@ -79,11 +82,20 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
             theirs = descriptor(g, c, rank)
             if not offers_zero_copy(g, c, rank):
                 c.zero_copy = False
-            if c.kind == ALL_REDUCE and (theirs.x_block == SR_PRIVATE or theirs.out_block == SR_PRIVATE):
-                c.single_copy = True
     theirs = descriptor(g, c, 0)
     g.announced_far = theirs.far
     c.ping = theirs.ping != 0
+    if c.choice != NULL:
+        c.choice.single_copy = theirs.next_single_copy != 0
+        c.choice.used = True
+
+
+# Rank 0: a measured call is not slower because another rank comes late.
+cdef inline void leave_out_wait(Call *c, int status) noexcept nogil:
+    if status != DONE and c.lines_awaited_ns == 0:
+        c.lines_awaited_ns = sr_now_ns()
+    elif status == DONE and c.lines_awaited_ns != 0:
+        c.begin_ns += sr_now_ns() - c.lines_awaited_ns
 
 
 # Return DONE once the lines of all ranks have arrived and agree, and the distance is measured if rank 0 has asked for
@@ -92,6 +104,8 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not c.lines_seen:
         status = await_lines(g, c)
+        if c.begin_ns and not g.oversubscribed:
+            leave_out_wait(c, status)
         if status != DONE:
             return status
         read_descriptors(g, c)
@@ -105,8 +119,10 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# End a call: count its path, and set the distance from the next call on.
-cdef inline void finish(Group *g, int path) noexcept nogil:
+# End a call: count and time its path, and set the distance from the next call on.
+cdef inline void finish(Group *g, Call *c, int path) noexcept nogil:
     count_path(g, path)
+    if c.begin_ns:
+        note_time(g, c.choice, c, path == SINGLE_COPY, sr_now_ns() - c.begin_ns)
     if g.far != g.announced_far:
         set_far(g, g.announced_far != 0)

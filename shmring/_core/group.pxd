@@ -75,7 +75,21 @@ cdef struct Stats:
 
 
 cdef enum:
-    SCRATCH_NBYTES = 512 << 10   # for data read from other ranks; small in comparison with an L2 cache
+    CHOICE_KINDS = 2      # kinds of calls whose path is measured, ...
+    CHOICE_CLASSES = 13   # ... and their size classes, by powers of two: see path_choice.pxd
+
+
+# The measured path of the calls of one kind and size class. All but the first two are rank 0's.
+cdef struct Choice:
+    bint single_copy           # the path of the next call, as rank 0 announced it
+    bint used                  # there was such a call
+    bint best                  # 1: single copies were faster when last tried
+    bint is_trial              # the other path is being tried
+    uint32_t count             # of calls since the trial began, or since the last one ended
+    uint32_t interval          # calls between two trials
+    uint32_t timed             # calls of the present path in this trial or window
+    uint64_t time              # of these
+    uint64_t before            # of the last window of the best path
 
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
@@ -109,9 +123,9 @@ cdef struct Group:
     uint64_t stall_ns, report_due_ns   # how long a wait may last without a report (0: for ever); time of the next one
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from this size on
     bint single_copy           # every rank can read the private memory of every other rank
+    Choice[CHOICE_KINDS][CHOICE_CLASSES] choice
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
-    unsigned char *scratch     # SCRATCH_NBYTES and a line for each rank, valid within one step
     Block *block               # sorted by own
     int nblocks
     sr_flag blocks_lock        # 1: a thread replaces the table of blocks, or copies a message out of one
@@ -196,6 +210,9 @@ cdef struct Call:
     bint ping                  # the distance is being measured
     int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done; see also direct.pyx
     int round_trips            # of the measurement so far
+    Choice *choice             # the path of this call is measured; else NULL
+    uint64_t begin_ns          # rank 0, if it is measured: when the call began, later by its wait for the others' lines
+    uint64_t lines_awaited_ns  # begin of that wait; 0: none
     size_t chunk_nbytes        # a multiple of itemsize
     bint swaps_places          # pairs of ranks swap places in their staging buffers, see direct
     bint backwards             # chunks go from the last to the first

@@ -16,7 +16,7 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_descriptor:
         uint32_t x_block, out_block
         uint64_t x_offset, out_offset
-        uint32_t far, ping, skew
+        uint32_t far, ping, skew, next_single_copy
     cdef struct sr_counter:
         sr_flag value
     cdef struct sr_event:
@@ -62,11 +62,9 @@ cdef extern from "layout.h" nogil:
     ctypedef struct sr_tuning "struct sr_tuning":
         uint64_t small_nbytes, far_stream_nbytes, one_chunk_nbytes, chunk_nbytes, exchange_nbytes
         uint64_t stream_out_nbytes, zero_copy_stream_nbytes, fuse_nbytes, ping_nbytes
-        uint64_t single_copy_nbytes, single_copy_scatter_nbytes, single_copy_all_gather_nbytes, single_copy_most_nbytes
+        uint64_t single_copy_measured, single_copy_nbytes, single_copy_scatter_nbytes, single_copy_most_nbytes
         uint64_t cached_chunk_nbytes, cached_most_nbytes, chain_nbytes, stream_in_place_nbytes
-        uint64_t single_copy_reduce_nbytes, single_copy_reduce_most_nbytes
-        uint64_t single_copy_in_place_nbytes, single_copy_in_place_most_nbytes, single_copy_message_nbytes
-        uint64_t single_copy_message_always, small_all_reduce_nbytes
+        uint64_t single_copy_message_nbytes, single_copy_message_always, small_all_reduce_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path

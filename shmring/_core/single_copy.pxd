@@ -3,55 +3,29 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
 
-from .group cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SCATTER, SCRATCH_NBYTES, Call, Group, may_be_read_in_place, most_in_small,
-)
+from .group cimport ALL_GATHER, ALL_TO_ALL, SCATTER, Call, Group, may_be_read_in_place
 from .segment cimport sr_liveness_task, sr_single_copy
-
-
-cdef enum:
-    LEAST_READ_NBYTES = 16 << 10   # in one system call, so that there are not too many of them
-
-
-# True for an all_reduce whose slices may be fetched: a reducer does not map the other ranks' private arrays, so these
-# ranks read the reduced slices.
-cdef inline bint may_be_fetched(const Group *g, const Call *c) noexcept nogil:
-    cdef size_t nothers = g.size - 1
-    return (c.kind == ALL_REDUCE and c.nbytes * nothers > most_in_small(g, c)
-            and nothers * LEAST_READ_NBYTES <= SCRATCH_NBYTES)
 
 
 # True for calls in which every rank has something to copy, and no byte is copied by two ranks. If only one rank copies,
 # as in a broadcast, slots let the other rank share the work; and memory that several ranks have read is slow
 # to write again (2 and 4 ranks, bench/peers/peers.py --input both).
 cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
-    return (c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
-            or may_be_fetched(g, c))
+    return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
 
 
-# The length of pieces from which single copies are faster. Through slots, the root of a scatter stages while other
-# ranks copy: that is better for little data and few ranks. A call in place leaves more of the cache to the slots (two
-# ranks, 8 MiB in small pages: 0.70 ms, and 0.87 ms by single copies).
+# The length of pieces from which single copies are faster, in calls whose path is not measured. Through slots, the root
+# of a scatter stages while other ranks copy: that is better for little data and few ranks.
 cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
     cdef uint64_t least = g.tuning.single_copy_nbytes
-    if c.kind == ALL_REDUCE:
-        return g.tuning.single_copy_in_place_nbytes if c.out == c.x else g.tuning.single_copy_reduce_nbytes
-    if c.kind == ALL_GATHER:
-        return max(least, g.tuning.single_copy_all_gather_nbytes)
     return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
 
 
-# The length of pieces up to which single copies are faster. Longer ones are streamed through slots, unless one rank
-# alone would fill the slots.
-cdef inline uint64_t most_single_copy(const Group *g, const Call *c) noexcept nogil:
-    if c.kind == ALL_REDUCE:
-        return g.tuning.single_copy_in_place_most_nbytes if c.out == c.x else g.tuning.single_copy_reduce_most_nbytes
-    return <uint64_t> -1 if c.kind == SCATTER else g.tuning.single_copy_most_nbytes
-
-
-# True if other ranks may read pieces of nbytes in this rank's private memory.
+# True if other ranks may read pieces of nbytes in this rank's private memory. Longer pieces are streamed through slots,
+# unless one rank alone would fill the slots.
 cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
-    return g.single_copy and may_be_single_copy(g, c) and nbytes <= most_single_copy(g, c)
+    return (g.single_copy and may_be_single_copy(g, c)
+            and (c.kind == SCATTER or nbytes <= g.tuning.single_copy_most_nbytes))
 
 
 # True if the kernel can read this array at all: it cannot read memory that a device has mapped, such as memory that the
@@ -63,5 +37,8 @@ cdef inline bint can_be_read(Group *g, const void *array) noexcept nogil:
 
 # True if other ranks should read this rank's arrays by single copies.
 cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
-    return (c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)
-            and may_be_read_in_place(g, c))
+    if not may_be_read_in_place(g, c):
+        return False
+    if c.choice != NULL:
+        return c.choice.single_copy
+    return c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)

@@ -8,22 +8,22 @@ from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strncpy
-from posix.stdlib cimport posix_memalign
 from posix.unistd cimport getpid
 
 from .._core.group cimport (
-    INVALID, PROGRESSED, REMOTE_MISMATCH, SCRATCH_NBYTES, Call, Group, check_liveness, first_position, peer_status,
-    set_far,
+    CHOICE_CLASSES, CHOICE_KINDS, INVALID, PROGRESSED, REMOTE_MISMATCH, Call, Group, check_liveness, first_position,
+    peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
-    SR_OP_NBYTES, SR_PAGE, SR_PAYLOAD_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES,
+    SR_OP_NBYTES, SR_PAYLOAD_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES,
     SR_VIEW_WORDS, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane,
     sr_layout_lap_nbytes, sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness, sr_liveness_find_thread,
     sr_liveness_is_held, sr_liveness_is_unwatched, sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write,
     sr_stack_request, sr_tuning,
 )
+from .._core.path_choice cimport LEAST_MEASURED_NBYTES
 from .._core.staging cimport slot_nbytes, window_nbytes_of
 from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, SR_WAITS, Flight, name_in_fingerprint, name_in_record
 from .._internode.context cimport (
@@ -201,9 +201,7 @@ cdef class State:
         g.ring = <unsigned char **> calloc(size, sizeof(void *))
         g.source = <const void **> calloc(size + 1, sizeof(void *))
         g.target = <void **> calloc(size + 1, sizeof(void *))
-        # The pages of the scratch memory are allocated when they are first used.
-        if (g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL
-                or posix_memalign(<void **> &g.scratch, SR_PAGE, SCRATCH_NBYTES + size * SR_CACHE_LINE) != 0):
+        if g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL:
             raise MemoryError()
         for i in range(size):
             g.lane[i] = sr_layout_lane(g.header, i)
@@ -245,7 +243,6 @@ cdef class State:
         free(self.g.ring)
         free(self.g.source)
         free(self.g.target)
-        free(self.g.scratch)
         free(self.g.block)
 
     def set_wait_policy(self, *, int pauses, int brief_pauses, int brief_yields, uint64_t yield_ns, uint64_t sleep_ns,
@@ -427,8 +424,24 @@ cdef class State:
             "messages_in_place": g.stats.messages_in_place,
             "paths": {name: g.stats.path[i] for i, name in enumerate(PATHS)},
             "path": PATHS[g.stats.last_path] if g.stats.calls else None,
+            "chosen_paths": chosen_paths(g),
             "distance": far, "round_trip_ns": g.round_trip_ns, "isa": self.isa,
         }
+
+
+MEASURED_KINDS = "all_to_all", "all_gather"   # by row: see choice_of
+
+
+# Return {call: {least bytes of the size class: path}}.
+cdef dict chosen_paths(const Group *g):
+    cdef int row, at
+    found = {}
+    for row in range(CHOICE_KINDS):
+        for at in range(CHOICE_CLASSES):
+            if g.choice[row][at].used:
+                path = "single_copy" if g.choice[row][at].single_copy else "slots"
+                found.setdefault(MEASURED_KINDS[row], {})[LEAST_MEASURED_NBYTES << at] = path
+    return found
 
 
 # ---- ranks of other hosts --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from .._system.deadline import Deadline
 from ..errors import Error, agreed
 from .internode import InterNodeLinks
 
-_FORCED_PATHS = {"auto": 0, "near": 1, "far": 2}
+_FORCED_DISTANCES = {"near": 1, "far": 2}
 _CPU_MASK_NBYTES = 1024  # 8192 CPUs, the maximum of Linux builds
 
 _log = logging.getLogger("shmring")
@@ -259,7 +259,7 @@ def _create_segment(size: int, settings: Settings) -> int:
             mapping.address,
             size,
             ring_nbytes,
-            forced_path=_FORCED_PATHS[settings.path],
+            forced_path=_FORCED_DISTANCES.get(settings.path, 0),
             tuning=tables,
             first_seq=settings.first_seq,
             message_nbytes=settings.message_ring_nbytes,

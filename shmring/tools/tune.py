@@ -54,10 +54,6 @@ def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load(call, nbytes) for nbytes in sizes]
 
 
-def _written_or_not(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
-    return lambda _: [Load(call, nbytes, written=written) for nbytes in sizes for written in (False, True)]
-
-
 def _in_place(*sizes: int) -> Callable[[int], list[Load]]:
     return lambda _: [Load("all_reduce", nbytes, in_place=True) for nbytes in sizes]
 
@@ -129,44 +125,9 @@ QUESTIONS = (
         lambda _: [Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)],
     ),
     Question(
-        "single_copy_nbytes",
-        (*(n * KIB for n in (16, 32, 64, 128, 512)), thresholds.NEVER),
-        _written_or_not("all_to_all", *(n * KIB for n in (24, 48, 96, 256)), 1 * MIB),
-    ),
-    Question(
         "single_copy_scatter_nbytes",
         (*(n * KIB for n in (64, 128, 256, 512, 1024, 2048)), thresholds.NEVER),
         lambda n: [Load("scatter", size * KIB // n) for size in (96, 192, 384, 768, 1536)],
-    ),
-    Question(
-        "single_copy_all_gather_nbytes",
-        (*(n * KIB for n in (64, 128, 256, 512)), 1 * MIB, thresholds.NEVER),
-        _written_or_not("all_gather", *(n * KIB for n in (48, 96, 192, 384, 768))),
-    ),
-    Question(
-        "single_copy_most_nbytes",
-        (*(n * MIB for n in (1, 2, 4, 8, 16)), thresholds.NEVER),
-        _private("all_to_all", 1536 * KIB, 3 * MIB, 6 * MIB, 12 * MIB, 24 * MIB),
-    ),
-    Question(
-        "single_copy_reduce_nbytes",
-        (*(n * KIB for n in (128, 256, 512)), *(n * MIB for n in (1, 2, 4, 6)), thresholds.NEVER),
-        _private("all_reduce", *(n * KIB for n in (192, 384, 768, 1536, 3072, 5120))),
-    ),
-    Question(
-        "single_copy_reduce_most_nbytes",
-        (*(n * MIB for n in (4, 8, 16, 24, 32, 64)), thresholds.NEVER),
-        _private("all_reduce", *(n * MIB for n in (6, 12, 24, 48))),
-    ),
-    Question(
-        "single_copy_in_place_nbytes",
-        (*(n * MIB for n in (1, 2, 3)), thresholds.NEVER),
-        _in_place(*(size * KIB for size in (1536, 2560, 3584))),
-    ),
-    Question(
-        "single_copy_in_place_most_nbytes",
-        (*(n * MIB for n in (4, 8, 16, 32, 64)), thresholds.NEVER),
-        _in_place(*(n * MIB for n in (6, 12, 24, 48))),
     ),
     Question(
         "chain_nbytes",
@@ -279,15 +240,9 @@ def _answered(
 
 def _beside(question: Question) -> dict[str, int]:
     """Return other thresholds that force messages onto the path that the question concerns."""
-    if question.name.startswith("single_copy"):
-        return {}
-    through_slots = {
-        "single_copy_reduce_nbytes": thresholds.NEVER,
-        "single_copy_in_place_nbytes": thresholds.NEVER,
-    }
     if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # thresholds of the staging buffer
-        return through_slots | {"cached_most_nbytes": 0}
-    return through_slots
+        return {"cached_most_nbytes": 0, "single_copy_measured": 0, "single_copy_nbytes": thresholds.NEVER}
+    return {}
 
 
 def _ask(

@@ -1,8 +1,7 @@
-"""Private memory that other ranks read through the kernel: when this is chosen, the owner's access to its
-memory after the call, and the errors if it cannot be read or its owner is gone."""
+"""Private memory that other ranks read through the kernel: when this is chosen, by a size or by measurement,
+the owner's access to its memory after the call, and the errors if it cannot be read or its owner is gone."""
 
 import ctypes
-import functools
 import mmap
 import os
 import signal
@@ -10,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import each_value, first
+from combinations import first
 from ranks import Died, Ranks, turns, when_there
 
 import shmring
 from shmring._config import thresholds, tuning_table
 
-KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v", "all_reduce")
+KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v")
 OF_TWO = ("all_gather", "all_gather_v")
-OTHERS = ("broadcast", "gather", "gather_v", "exscan")
+OTHERS = ("all_reduce", "broadcast", "gather", "gather_v", "exscan")
 COUNT = 3000
 FROM_64_BYTES = {"SHMRING_SINGLE_COPY": 64}
 
@@ -170,26 +169,6 @@ def test_arrays_that_may_be_overwritten_are_staged(world_of):
         assert path != "single_copy"
 
 
-def reduced_in_rank_order(comm, dtype, count, in_place):
-    """Return whether all_reduce folded values in rank order, with a sum that depends on it; and the path."""
-    rng = np.random.default_rng(count)
-    scales = 10.0 ** rng.integers(-6, 6, comm.size)
-    xs = [(rng.standard_normal(count + 1) * scale).astype(dtype)[1:] for scale in scales]
-    want = functools.reduce(np.add, xs)
-    x = xs[comm.rank]  # it begins anywhere in a cache line
-    out = x if in_place else np.empty(count + 3, dtype)[3:]
-    comm.all_reduce(x, out=out)
-    return (out == want).all(), comm.stats()["path"]
-
-
-@each_value({"count": [20_001, (1 << 20) + 7, (17 << 18) + 1], "size": [5, 3, 2]})
-def test_large_ones_are_reduced_in_rank_order(world_of, size, count):
-    skip_unless_allowed(world_of)
-    ranks = world_of(size, **FROM_64_BYTES)
-    for dtype, in_place in (("f4", True), ("f4", False), ("c16", True)):
-        assert ranks(reduced_in_rank_order, dtype, count, in_place) == [(True, "single_copy")] * size
-
-
 def reduced_in_memory_of_all_kinds(comm, first):
     """all_reduce of private arrays on the ranks from `first` on, of shared ones before, in place and not."""
 
@@ -210,29 +189,103 @@ def reduced_in_memory_of_all_kinds(comm, first):
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
 def test_shared_and_private_arrays_are_reduced_together(world_of, first):
+    for found, path in world_of(3, **FROM_64_BYTES)(reduced_in_memory_of_all_kinds, first):
+        assert found == [True] * 4
+        assert (path == "zero_copy") == (first == 3)
+
+
+# ---- the measured choice ----------------------------------------------------------------------------------
+
+MEASURED_COUNT = 20_000  # of float64 in a piece; shorter pieces than 64 KiB are not measured
+TRIED = 16 + 12  # calls of a window, and of the trial after it
+
+
+def measured(comm, kind, calls):
+    """Make calls with other values each time. Return the numbers of calls by path, and the chosen paths."""
+    before = comm.stats()["paths"]
+    x = np.zeros((comm.size, MEASURED_COUNT) if kind == "all_to_all" else MEASURED_COUNT)
+    for turn in range(calls):
+        x[:] = 1000 * turn + comm.rank
+        found = getattr(comm, kind)(x)
+        assert (found == 1000 * turn + np.arange(comm.size)[:, None]).all()
+    stats = comm.stats()
+    taken = {path: number - before[path] for path, number in stats["paths"].items() if number > before[path]}
+    return taken, stats["chosen_paths"]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("all_to_all", 2), ("all_to_all", 3), ("all_gather", 2)])
+def test_ranks_try_both_paths_and_agree_on_one(world_of, kind, size):
     skip_unless_allowed(world_of)
-    path = "single_copy" if first < 3 else "zero_copy"
-    assert world_of(3, **FROM_64_BYTES)(reduced_in_memory_of_all_kinds, first) == [([True] * 4, path)] * 3
+    first, *others = world_of(size)(measured, kind, TRIED + 1)
+    assert others == [first] * (size - 1)
+    taken, chosen = first
+    assert sum(taken.values()) == TRIED + 1
+    assert 3 <= taken["single_copy"] <= 13  # of a trial that is hopeless, or whole and the call after it
+    assert chosen.keys() == {kind}
+    assert chosen[kind].keys() == {1 << 17}
+    assert chosen[kind][1 << 17] in ("slots", "single_copy")
+
+
+def on_one_cpu(comm, kind, calls):
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        return measured(comm, kind, calls)
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def test_the_faster_path_is_chosen(world_of, tmp_path):
+    """Small slots and a shared CPU make slots slow: the ranks switch for each chunk."""
+    skip_unless_allowed(world_of)
+    path = tmp_path / "table.json"
+    names = ("one_chunk_nbytes", "chunk_nbytes", "exchange_nbytes", "cached_chunk_nbytes")
+    small = dict.fromkeys(names, 4 << 10)
+    tuning_table.save(path, {2: {"any": {"depth": 2}, "near": small, "far": small}}, thresholds.LIMITS)
+    found = world_of(2, SHMRING_TUNING=str(path))(on_one_cpu, "all_to_all", 10 * TRIED)
+    for taken, chosen in found:
+        assert taken["single_copy"] > 3 * TRIED
+        assert chosen.keys() == {"all_to_all"}  # a trial of the other path may be under way
+
+
+@pytest.mark.parametrize("path", ["near", "far", "slots", "single_copy"])
+def test_the_environment_fixes_the_path(world_of, path):
+    skip_unless_allowed(world_of)
+    for taken, chosen in world_of(2, SHMRING_PATH=path)(measured, "all_to_all", TRIED):
+        assert ("single_copy" in taken) == (path == "single_copy")
+        assert len(taken) == 1
+        assert chosen == {}
+
+
+def alike_in_groups(comm):
+    group = comm.split(comm.rank % 2)
+    found = measured(group, "all_gather", TRIED), comm.stats()["chosen_paths"]
+    group.close()
+    return found
+
+
+def test_each_communicator_measures_for_itself(world_of):
+    skip_unless_allowed(world_of)
+    for (taken, chosen), of_all in world_of(4)(alike_in_groups):
+        assert taken["single_copy"] > 0
+        assert chosen.keys() == {"all_gather"}
+        assert of_all == {}
 
 
 # ---- failures ---------------------------------------------------------------------------------------------
 
 
-def give_what_cannot_be_read(comm, kind):
+def give_what_cannot_be_read(comm):
     """Unmap parts of rank 1's memory before it calls; its process ends without touching them."""
     libc = ctypes.CDLL(None, use_errno=True)
     memory = mmap.mmap(-1, 1 << 20)
     x = np.frombuffer(memory, "u1")
-    result = np.zeros_like(x)  # before holes exist in which it could be placed
     out = np.empty(x.nbytes // comm.size, "u1")
     for taker in (2, 3) if comm.rank == 1 else ():
         piece = ctypes.c_void_p(x.ctypes.data + taker * out.nbytes)
         assert libc.munmap(piece, ctypes.c_size_t(out.nbytes)) == 0
     try:
-        if kind == "scatter":
-            comm.scatter(x.reshape(comm.size, -1) if comm.rank == 1 else None, 1, out=out)
-        else:
-            comm.all_reduce(x, "max", out=result)
+        comm.scatter(x.reshape(comm.size, -1) if comm.rank == 1 else None, 1, out=out)
         comm.barrier()  # a rank that had all its data sees the end here
     except shmring.Aborted as error:
         answer = (error.rank, str(error))
@@ -241,12 +294,11 @@ def give_what_cannot_be_read(comm, kind):
     return answer
 
 
-@pytest.mark.parametrize("kind", ["scatter", "all_reduce"])
-def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of, kind):
+def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of):
     skip_unless_allowed(world_of)
     with Ranks(4) as ranks:
         ranks.meet(**FROM_64_BYTES)
-        outcomes = ranks.outcomes(give_what_cannot_be_read, kind)
+        outcomes = ranks.outcomes(give_what_cannot_be_read)
         assert isinstance(outcomes.pop(1), Died)
         assert len(set(outcomes)) == 1, outcomes
         rank, text = outcomes[0]
@@ -289,21 +341,3 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
         assert all(isinstance(error, shmring.Timeout) for error in errors), errors
         assert len({str(error) for error in errors}) == 1
         assert errors[0].rank == 1
-
-
-# ---- sizes from which slices are reduced ------------------------------------------------------------------
-
-
-def reduce_ones(comm, count):
-    x = np.ones(count)
-    comm.all_reduce(x)
-    return float(x.min()), float(x.max())
-
-
-@pytest.mark.parametrize("name", ["small_nbytes", "small_all_reduce_nbytes"])
-def test_both_ways_know_from_which_size_slices_are_reduced(world_of, tmp_path, name):
-    path = tmp_path / "table.json"
-    tuning_table.save(path, {2: {"any": {name: 4096}}}, thresholds.LIMITS)
-    ranks = world_of(2, SHMRING_TUNING=str(path), **FROM_64_BYTES)
-    for count in (500, 512, 513, 1024, 8192, 8193):
-        assert ranks(reduce_ones, count) == [(2, 2)] * 2

@@ -30,15 +30,13 @@ _FUSED_ARRAYS = 64
 class Load:
     """A call that compares candidates. With several arrays, nbytes is the size of each.
 
-    An all_reduce that is not in place has a separate array for its result. written: each timed call first
-    writes x, because a single-copy read makes the owner's next write to the array slower.
+    An all_reduce that is not in place has a separate array for its result.
     """
 
     call: Call
     nbytes: int
     shared: bool = False
     in_place: bool = False
-    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,18 +112,10 @@ def _prepared(comm: shmring.Comm, load: Load) -> Callable[[], object]:
     if load.call == "all_reduce" and not load.in_place:
         out: Array = comm.zeros(count, "f4") if load.shared else np.ones(count, "f4")
         return comm.plan("all_reduce", x, out=out)
-    if load.call == "all_to_all":
-        x = np.ones((comm.size, count), "f4")
     if load.call == "scatter":
         return comm.plan("scatter", np.ones((comm.size, count), "f4") if comm.rank == 0 else None, out=x)
     rows = {"out": np.ones((comm.size, count), "f4")} if load.call == "all_gather" else {}
-    call = comm.plan(load.call, x, **rows)
-
-    def written_first() -> None:
-        x.fill(1)
-        call()
-
-    return written_first if load.written else call
+    return comm.plan(load.call, x, **rows)
 
 
 def _sample(comm: shmring.Comm, call: Callable[[], object], loops: int) -> float:
