@@ -516,7 +516,7 @@ def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
         assert part.tolist() == list(range(3, 10))
         assert not zeros.any()
     assert n > 10
-    del whole, part, zeros
+    del whole, part, zeros, injection  # which holds results, too
     gc.collect()
     assert len(set(segments()) - before) <= lost
     for block in passing._sent:  # those of lost pickles
