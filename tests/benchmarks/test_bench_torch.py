@@ -113,6 +113,11 @@ def test_a_tiny_run(tmp_path):
             r"\n +all_reduce( +[\d.,]+){2} .+\n +broadcast .+\n +all_gather .+\n *reduce_scatter .+",
         ),
         (
+            "bench_shm.py",
+            ["--sizes", "8,4K", "--rounds", "1"],
+            r"float32, us a call.+\n.+\n.+\n +8 B( +[\d.]+){3}\n *4 KiB .+\nbfloat16, .+\n.+\n.+\n +8 B .+",
+        ),
+        (
             "bench_reconfigure.py",
             ["--ranks", "2", "--rounds", "1", "--count", "2"],
             r"\n +tcp +2 +reconfigured +[\d.]+ ms .+\n +tcp +2 +all_reduce .+\n +file .+",
