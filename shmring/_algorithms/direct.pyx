@@ -7,7 +7,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memmove
 
-from .._core.descriptor cimport describe, descriptor, finish, may_ping, step_lines
+from .._core.descriptor cimport describe, finish, may_ping, step_lines
 from .._core.group cimport (
     AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
     MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, TREE, Call, Cursor, Group, all_reached, begin_call,
@@ -15,14 +15,17 @@ from .._core.group cimport (
     line_of, most_in_small, publish, publish_line, record_call, repeats_last, see_calls_before, takes, verify,
 )
 from .._core.kernels cimport SR_BOOL, SR_LAND, sr_dtype_is_widened
+from .._core.placement cimport (
+    copy_from_far, fold_prefetching, goes_backwards, keeps_to_window, may_swap_places, pitch_of, place_of_result,
+    place_of_slice, streams_out, streams_slots, window_nbytes_of, writes_back,
+)
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_LINE, SR_PAYLOAD_NBYTES, SR_REDUCED, SR_STAGED, sr_call_line, sr_flag, sr_flag_reached,
 )
 from .._core.staging cimport (
-    SWAPPING_RANKS, blocked_on_credit, copy_from_far, fold_hop, fold_prefetching, give_credit, goes_backwards,
-    has_credit, keeps_to_window, may_swap, next_begin, next_chunk, slot, slot_begin, slot_begin_within, slot_end,
-    slot_nbytes, streams_out, whole_items, window_nbytes_of,
+    blocked_on_credit, fold_hop, give_credit, has_credit, next_begin, next_chunk, slot, slot_begin, slot_begin_within,
+    slot_end, slot_nbytes, whole_items,
 )
 from .named cimport (
     enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
@@ -94,76 +97,12 @@ cdef inline void advance(Group *g, Call *c, Cursor *cursor, uint64_t slot_at, si
     cursor.offset += nbytes
 
 
-# ---- direct: places of slices --------------------------------------------------------------------------------
-
-# Each rank stages its data for the owner of each slice, in its own slot. The owner reads and reduces them, and returns
-# the result in one of two ways. Both spare the transfer of lines that a core fetches only to overwrite them.
-#
-# - An all_reduce of up to WRITING_BACK_RANKS ranks, and every reduce: the owner writes the result over the data that it
-#   has just read, and each rank finds all results in its own slot. Thus every line goes from a rank to the owner and
-#   back. An all_reduce of 1 MiB takes 0.7 of the time with 2 ranks and 0.83 with 4 ranks on as many CPUs, 0.82 to 0.9
-#   with 3 and 4 ranks on 2 CPUs; a reduce with 4 to 16 ranks takes 0.8.
-# - More ranks: so many stores would take longer. The owner writes the result once, in its own slot, where all ranks
-#   read it. In the window each pair of ranks swaps its two places with every lap, so that each stages where it has read
-#   before. An all_reduce of 1 MiB takes 0.87 of the time with 6, 8 and 16 ranks on as many CPUs.
-#
-# Both were measured on a Xeon with bench/peers/peers.py and shmring.tools.tune.
-
-cdef enum:
-    WRITING_BACK_RANKS = 4   # the most ranks of an all_reduce that write results back
-
-
-cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
-    return g.far and c.nbytes >= g.tuning.far_stream_nbytes
-
-
-# True if the owner of a slice writes the result over every rank's data. Lines that are streamed are in no cache, so
-# only two ranks do it then. The one owner of the algorithm "master" would write everything several times.
-cdef inline bint writes_back(Group *g, Call *c) noexcept nogil:
-    if g.size == SWAPPING_RANKS:
-        return True
-    return ((c.kind == REDUCE or g.size <= WRITING_BACK_RANKS) and c.algorithm != MASTER
-            and not streams_slots(g, c))
-
-
-# True if pairs of ranks may swap places. A slot then has a line for each slice in addition, which must be little.
-cdef inline bint may_swap_places(Group *g, Call *c) noexcept nogil:
-    cdef size_t in_addition = <size_t> g.size * SR_CACHE_LINE
-    return (may_swap(g) and not writes_back(g, c) and c.algorithm != MASTER
-            and g.tuning.cached_chunk_nbytes >= 16 * in_addition)
-
-
 # The begin of the owner's slice of a chunk or of a whole array, in bytes. It is the end of the slice before. The
 # algorithm "master" differs only here: rank 0 has all.
 cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
     if c.algorithm == MASTER:
         return 0 if owner == 0 else nbytes
     return sr_slice_begin_grained(nbytes // c.itemsize, g.size, owner, SR_CACHE_LINE // c.itemsize) * c.itemsize
-
-
-# The distance of two places in a slot in which ranks swap places: the longest slice of the chunk, and a line, since the
-# data of each rank begin as far into a line as its array.
-cdef inline size_t pitch_of(Group *g, size_t nbytes) noexcept nogil:
-    cdef size_t nlines = (nbytes + SR_CACHE_LINE - 1) // SR_CACHE_LINE
-    return ((nlines + g.size - 1) // g.size + 1) * SR_CACHE_LINE
-
-
-# The place of rank's data for the owner of the slice that begins at `begin`; if rank is the owner, of the result that
-# all ranks read.
-cdef inline unsigned char *place_of(Group *g, Call *c, int rank, int owner, uint64_t slot_at, size_t nbytes,
-                                    size_t begin) noexcept nogil:
-    cdef size_t skew = descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1)
-    if not c.swaps_places:
-        return slot(g, rank, slot_at) + skew + begin
-    if rank != owner and slot_at & g.lap_nbytes != 0:
-        return slot(g, owner, slot_at) + skew + rank * pitch_of(g, nbytes)
-    return slot(g, rank, slot_at) + skew + owner * pitch_of(g, nbytes)
-
-
-# The place of the result of the owner's slice, for this rank.
-cdef inline unsigned char *result_of(Group *g, Call *c, int owner, uint64_t slot_at, size_t nbytes,
-                                     size_t begin) noexcept nogil:
-    return place_of(g, c, g.rank if writes_back(g, c) else owner, owner, slot_at, nbytes, begin)
 
 
 # ---- direct: stage, reduce the own slice, copy the others' results -------------------------------------------
@@ -240,13 +179,14 @@ cdef void stage_chunk(Group *g, Call *c) noexcept nogil:
         for owner in range(g.size):
             if owner != g.rank:
                 at = slice_begin(g, c, nbytes, owner)
-                g.kernels.copy(place_of(g, c, g.rank, owner, slot_at, nbytes, at), x + at,
+                g.kernels.copy(place_of_slice(g, c, g.rank, owner, slot_at, nbytes, at), x + at,
                                slice_begin(g, c, nbytes, owner + 1) - at, stream)
     else:
         if begin > 0:   # the slices before the own one, then those after it
-            g.kernels.copy(place_of(g, c, g.rank, 0, slot_at, nbytes, 0), x, begin, stream)
+            g.kernels.copy(place_of_slice(g, c, g.rank, 0, slot_at, nbytes, 0), x, begin, stream)
         if end < nbytes:
-            g.kernels.copy(place_of(g, c, g.rank, g.rank + 1, slot_at, nbytes, end), x + end, nbytes - end, stream)
+            g.kernels.copy(place_of_slice(g, c, g.rank, g.rank + 1, slot_at, nbytes, end), x + end, nbytes - end,
+                           stream)
     advance(g, c, &c.stage, slot_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)
 
@@ -262,7 +202,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef int rank
     if begin < end:
         for rank in range(g.size):
-            g.source[rank] = place_of(g, c, rank, g.rank, slot_at, nbytes, begin)
+            g.source[rank] = place_of_slice(g, c, rank, g.rank, slot_at, nbytes, begin)
         if takes(g, c, g.rank):
             stream = streams_out(g, c)
             g.target[0] = c.out + next_begin(c, &c.fold) + begin
@@ -303,7 +243,7 @@ cdef void copy_chunk(Group *g, Call *c) noexcept nogil:
         begin = slice_begin(g, c, nbytes, owner)
         end = slice_begin(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:
-            copy_from_far(g, out + begin, result_of(g, c, owner, slot_at, nbytes, begin), end - begin, stream)
+            copy_from_far(g, out + begin, place_of_result(g, c, owner, slot_at, nbytes, begin), end - begin, stream)
     advance(g, c, &c.copy, slot_at, nbytes)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
@@ -324,8 +264,9 @@ cdef void exchange_chunks(Group *g, Call *c) noexcept nogil:
         begin = slice_begin(g, c, nbytes, owner)
         end = slice_begin(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:
-            g.kernels.copy_two(place_of(g, c, g.rank, owner, staged_at, nbytes, begin), x + begin, streams_slots(g, c),
-                               out + begin, result_of(g, c, owner, copied_at, nbytes, begin), stream_out, end - begin)
+            g.kernels.copy_two(place_of_slice(g, c, g.rank, owner, staged_at, nbytes, begin), x + begin,
+                               streams_slots(g, c), out + begin,
+                               place_of_result(g, c, owner, copied_at, nbytes, begin), stream_out, end - begin)
             g.stats.bytes_sent += end - begin
     advance(g, c, &c.stage, staged_at, nbytes)
     publish(g, SR_STAGED, c.stage.position)

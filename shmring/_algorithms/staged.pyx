@@ -8,23 +8,26 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from .._core.descriptor cimport describe, descriptor, finish, offers_zero_copy, may_ping, step_lines
+from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_zero_copy, step_lines
 from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
     SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
     blocked_on, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan, is_sliced, is_split,
     line_of, publish, publish_line, repeats_last, runs_here, see_calls_before, shared_address, takes,
 )
+from .._core.placement cimport (
+    copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
+    swapped_slot, window_nbytes_of,
+)
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
     SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED, sr_call_line,
     sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
-    sr_prefetch_for_write, sr_single_copy,
+    sr_single_copy,
 )
 from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport (
-    SWAPPING_RANKS, blocked_on_credit, copy_from_far, give_credit, goes_backwards, has_credit, keeps_to_window,
-    may_swap, next_begin, next_chunk, slot, slot_begin_within, slot_nbytes, streams_out, swapped_slot, window_nbytes_of,
+    blocked_on_credit, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
 )
 
 
@@ -63,20 +66,6 @@ cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t 
     return min(nbytes, pieces[rank].nbytes - offset)
 
 
-# The begin of the taker's piece in a slot: after the pieces of the ranks before it, without the giver, in cache lines.
-cdef inline size_t piece_in_slot(int giver, int taker, size_t nbytes) noexcept nogil:
-    return <size_t> (taker if taker < giver else taker - 1) * cache_lines(nbytes)
-
-
-cdef inline size_t cache_lines(size_t nbytes) noexcept nogil:
-    return (nbytes + SR_CACHE_LINE - 1) & ~<size_t> (SR_CACHE_LINE - 1)
-
-
-# The bytes of a slot that holds pieces of nbytes.
-cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogil:
-    return <size_t> (g.size - 1) * cache_lines(nbytes) if is_split(c) else nbytes
-
-
 # ---- staging and taking one chunk ----------------------------------------------------------------------------
 
 cdef inline uint64_t pieces_slot(Group *g, Call *c, Cursor *cursor) noexcept nogil:
@@ -91,27 +80,6 @@ cdef inline void advance_piece(Group *g, Call *c, Cursor *cursor) noexcept nogil
     cdef size_t nbytes = next_chunk(c, cursor)
     cursor.position = piece_end(g, c, cursor)
     cursor.offset += nbytes
-
-
-cdef enum:
-    SWAP_PIECES_NBYTES = 16 << 10   # with more than two ranks, pieces from here on
-
-
-# True if each pair of ranks swaps the places of its pieces with every lap, so that each stages where it has read
-# before. A reduce_scatter with pieces of 256 KiB takes 0.85 of the time with 8 and 16 ranks on as many CPUs of a Xeon,
-# and 0.7 with 4; with pieces of 4 KiB it would take 1.2 times the time with 4 (bench/peers/matrix.py).
-cdef inline bint swaps_pieces(const Group *g, const Call *c) noexcept nogil:
-    return c.kind != SCATTER and (g.size == SWAPPING_RANKS or (c.nbytes >= SWAP_PIECES_NBYTES and may_swap(g)))
-
-
-# The place of the giver's piece for the taker in a slot.
-cdef inline unsigned char *place_of_piece(Group *g, Call *c, int giver, int taker, uint64_t slot_at,
-                                          size_t nbytes) noexcept nogil:
-    if not is_split(c):
-        return swapped_slot(g, c, giver, slot_at)
-    if giver != taker and slot_at & g.lap_nbytes != 0 and swaps_pieces(g, c):
-        return slot(g, taker, slot_at) + piece_in_slot(taker, giver, nbytes)
-    return slot(g, giver, slot_at) + piece_in_slot(giver, taker, nbytes)
 
 
 cdef void stage_pieces(Group *g, Call *c) noexcept nogil:
@@ -292,22 +260,6 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
 
 
 # ---- through slots -------------------------------------------------------------------------------------------
-
-cdef enum:
-    PREFETCH_SLOT_NBYTES = 16 << 10
-
-
-# While a far core waits for the others' lines it prefetches, for writing, the slot that the next equal call will stage
-# to. The other ranks read that slot a lap ago. At 4 and 16 KiB this takes an eighth off an all_reduce, and a sixth if
-# calls are apart (bench/peers/peers.py). At 64 KiB the requests delay the awaited lines.
-cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = pieces_nbytes(g, c, c.nbytes)
-    cdef bint is_one_slot = c.chunk_nbytes == c.nbytes and nbytes <= PREFETCH_SLOT_NBYTES
-    cdef uint64_t slot_at
-    if is_one_slot and g.far and not g.oversubscribed and c.nbytes < g.tuning.far_stream_nbytes:
-        slot_at = slot_begin_within(g, c.stage.position, nbytes, c.window_nbytes)
-        sr_prefetch_for_write(swapped_slot(g, c, g.rank, slot_at), nbytes)
-
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
     # Two slots must fit, wherever the first begins. With thousands of ranks one cache line for each does not fit.

@@ -17,7 +17,7 @@ MIB = 1 << 20
 LEAST_SINGLE_COPY_NBYTES = 64  # that a user may ask for
 NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the same meaning
 PAGE_NBYTES = 4096
-CACHED_SLOTS = 4  # WINDOW_SLOTS of staging.pxd: the slots of a large reduction that stays in the cache
+CACHED_SLOTS = 4  # WINDOW_SLOTS of placement.pxd: the slots of a large reduction that stays in the cache
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: the alignment of slots
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: the bytes of a slot beyond its chunk
 

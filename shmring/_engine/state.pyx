@@ -15,16 +15,17 @@ from .._core.group cimport (
     peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
+from .._core.path_choice cimport LEAST_MEASURED_NBYTES
+from .._core.placement cimport window_nbytes_of
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
-    SR_OP_NBYTES, SR_PAYLOAD_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES,
-    SR_VIEW_WORDS, sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane,
-    sr_layout_lap_nbytes, sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness, sr_liveness_find_thread,
-    sr_liveness_is_held, sr_liveness_is_unwatched, sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write,
-    sr_stack_request, sr_tuning,
+    SR_OP_NBYTES, SR_PAYLOAD_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS,
+    sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane, sr_layout_lap_nbytes,
+    sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness, sr_liveness_find_thread, sr_liveness_is_held,
+    sr_liveness_is_unwatched, sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_stack_request,
+    sr_tuning,
 )
-from .._core.path_choice cimport LEAST_MEASURED_NBYTES
-from .._core.staging cimport slot_nbytes, window_nbytes_of
+from .._core.staging cimport slot_nbytes
 from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, SR_WAITS, Flight, name_in_fingerprint, name_in_record
 from .._internode.context cimport (
     InterNode, call_number, examine_confirmations, inter_of, rank_at, rank_at_end_of, remote, sr_conn, sr_conn_length,

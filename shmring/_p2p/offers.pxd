@@ -5,6 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Group, shared_address
+from .._core.placement cimport copy_from_far
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_NO_ABORT, SR_PRIVATE, sr_flag_load_after_reads, sr_flag_set, sr_flag_take, sr_liveness_died,
     sr_liveness_task, sr_now_ns, sr_single_copy, sr_yield,
@@ -14,7 +15,6 @@ from .._core.spsc_ring cimport (
     SR_RING_WAIT, SR_RING_WHOLE, sr_frame, sr_offer, sr_offer_answer, sr_offer_at, sr_offer_begin, sr_offer_put,
     sr_offer_stage, sr_offer_state, sr_ring_has_room, sr_ring_message_nbytes, sr_ring_peek, sr_ring_push, sr_ring_take,
 )
-from .._core.staging cimport copy_from_far
 from .messages cimport (
     NOT_OFFERED, NO_OFFER, OFFERED, OFFER_CLASSES, STREAMED, TO_BE_OFFERED, TO_BE_READ, UNDER_WAY, VOID, Matching,
     Message, Peer,
