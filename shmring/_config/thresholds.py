@@ -21,7 +21,8 @@ CACHED_SLOTS = 4  # WINDOW_SLOTS of placement.pxd: the slots of a large reductio
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: the alignment of slots
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: the bytes of a slot beyond its chunk
 
-# Measured with bench/ (peers, bench_fusion) and shmring.tools.tune, 2 and 4 ranks on 2 cores of a Zen 4 EPYC.
+# Measured with 2 and 4 ranks on 2 cores of a Zen 4 EPYC: each number by the loads of its question in
+# shmring.tools.tune, or by the benchmark beside it.
 DEFAULTS: dict[str, int] = {
     "small_nbytes": 48 * KIB,
     "small_all_reduce_nbytes": 48 * KIB,
@@ -36,12 +37,12 @@ DEFAULTS: dict[str, int] = {
     "stream_in_place_nbytes": 32 * MIB,
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
-    "ping_nbytes": 32 * KIB,
-    "single_copy_measured": 1,
-    "single_copy_nbytes": NEVER,
+    "ping_nbytes": 32 * KIB,  # bench/peers/peers.py: a reading of the clock is not seen from here on
+    "single_copy_measured": 1,  # bench/peers/matrix.py, all_gather and all_to_all
+    "single_copy_nbytes": NEVER,  # bench/peers/peers.py --call all_to_all --input both
     "single_copy_scatter_nbytes": NEVER,
-    "single_copy_most_nbytes": NEVER,
-    "single_copy_message_nbytes": 64 * KIB,
+    "single_copy_most_nbytes": NEVER,  # as single_copy_nbytes
+    "single_copy_message_nbytes": 64 * KIB,  # bench/peers/matrix.py, ping_pong
     "single_copy_message_always": 0,
     "chain_nbytes": NEVER,
 }

@@ -48,6 +48,10 @@ class Question:
     name: str
     candidates: tuple[int, ...]
     loads: Callable[[int], list[Load]]  # for a number of ranks
+    sharing: bool | None = None  # asked only if ranks share CPUs, or only if not; None: in any case
+
+    def is_for(self, ranks: int) -> bool:
+        return self.sharing in (None, ranks > usable_cpus())
 
 
 def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
@@ -74,6 +78,7 @@ QUESTIONS = (
         "small_all_reduce_nbytes",
         tuple(n * KIB for n in (4, 6, 8, 16, 24, 36, 48, 64)),
         lambda n: _read_whole("all_reduce", n),
+        sharing=False,
     ),
     Question(
         "one_chunk_nbytes",
@@ -133,6 +138,7 @@ QUESTIONS = (
         "chain_nbytes",
         (*(n * KIB for n in (64, 128, 256, 512)), thresholds.NEVER),
         lambda n: _private("reduce", *_CHAINED)(n) + _private("scan", *_CHAINED)(n),
+        sharing=True,
     ),
     Question(
         "fuse_nbytes",
@@ -310,21 +316,25 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    questions = [question for question in QUESTIONS if not options.only or question.name in options.only]
+    asked = {question.name for question in QUESTIONS if not options.only or question.name in options.only}
+    questions = {
+        ranks: [question for question in QUESTIONS if question.name in asked and question.is_for(ranks)]
+        for ranks in options.ranks
+    }
+    total = sum(map(len, questions.values()))
     tables = {} if options.dry_run else _kept_so_far(options.output)
-    asked = {question.name for question in questions}
-    bar = _Bar(len(options.ranks) * len(questions), sys.stderr if options.json else sys.stdout)
+    bar = _Bar(total, sys.stderr if options.json else sys.stdout)
     answered: list[Answer] = []
     with closing(bar):
         for ranks in options.ranks:
-            table, chosen = tune(ranks, questions, options.seconds, bar)
+            table, chosen = tune(ranks, questions[ranks], options.seconds, bar)
             answered += chosen
             for distance, values in tables.get(ranks, {}).items():
                 kept = {name: value for name, value in values.items() if name not in asked}
                 if kept:
                     table[distance] = kept | table.get(distance, {})
             tables[ranks] = table
-        bar.write_line(summary(answered, len(options.ranks) * len(questions), kept=not options.dry_run))
+        bar.write_line(summary(answered, total, kept=not options.dry_run))
     if not options.dry_run:
         tuning_table.save(options.output, tables, thresholds.LIMITS)
     if options.json:

@@ -312,6 +312,13 @@ def test_every_question_is_about_a_number_that_may_be_so():
     assert {question.name for question in tune.QUESTIONS} == set(thresholds.LIMITS) - not_asked
 
 
+def test_a_threshold_without_an_effect_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr(tune, "usable_cpus", lambda: 2)
+    of = {ranks: {question.name for question in tune.QUESTIONS if question.is_for(ranks)} for ranks in (2, 3)}
+    assert of[2] - of[3] == {"small_all_reduce_nbytes"}  # ranks that share CPUs use small_nbytes
+    assert of[3] - of[2] == {"chain_nbytes"}
+
+
 class Clock:
     """Time that passes only in the questions."""
 
