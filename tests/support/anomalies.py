@@ -36,6 +36,7 @@ from shmring._diagnostics import describe
 TIMEOUT_S = 20.0  # of the communicators; an error that came only after this time fails the trial
 MOST_REPEATS = 3
 ENVIRON = {"SHMRING_CHUNK": 16384}  # so that little memory is allocated for each communicator
+MOST_SIGNALS = 100  # to meet the same place again
 LEFT_S = 1.0  # for threads to end
 IDLE_S, IDLE_CPU_S = 0.1, 0.05
 # Trials without an injection, one after another, that end a series. Signals may come between two calls, and
@@ -364,15 +365,22 @@ class Campaign:
             if verdict.places and all(map(OWN.match, verdict.places)):
                 return Verdict(COMPLETE, verdict.places)
             if not isinstance(seen, str) and _is_injected(seen[self.world.faulty]):
-                again = judge(
-                    self._try(name, injection, False), self.world, injection[0], CASES[name].is_last
-                )
+                again = self._without_repeats(name, injection, verdict.places)
                 self._has_failed = again.outcome == FAILED
                 if again.outcome == AS_IF and CASES[name].ends_in_python:
                     return Verdict(COMPLETE, verdict.places)
                 if again.outcome == AS_IF:
                     verdict.why = f"complete, and raised all the same; repeated: {verdict.why}"
         return verdict
+
+    def _without_repeats(self, name, injection, places):
+        """Return the verdict if the faulty rank does not repeat a call that raises at the same places."""
+        kind = injection[0]
+        for _ in range(MOST_SIGNALS):
+            verdict = judge(self._try(name, injection, False), self.world, kind, CASES[name].is_last)
+            if verdict.outcome == FAILED or verdict.places == places or kind != "signal":
+                return verdict
+        return Verdict(FAILED, places, why="no other signal came there")  # they come anywhere
 
     def is_idle(self):
         """Return whether no process uses a CPU while it has nothing to do."""
