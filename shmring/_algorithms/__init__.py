@@ -1,9 +1,8 @@
 """The collectives among the ranks of one host, over shared memory and without the GIL.
 
 direct: choose_pipeline(), called by the engine for every call
-  |-- direct itself       large all_reduce and reduce; all_reduce of private arrays that are read in place;
-  |                       reduce and scan with more ranks than CPUs, as a chain
-  |-- staged              tiny and small messages, data movement, zero-copy
+  |-- direct itself       large all_reduce and reduce; reduce and scan with more ranks than CPUs, as a chain
+  |-- staged              tiny and small messages, data movement, zero-copy, single copies
   |-- named               algorithms that the caller names: rings, halving and doubling, trees
 
 Each algorithm is a pair of C functions: `enter_x` prepares a call, `step_x` does what is possible now and

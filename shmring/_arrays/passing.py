@@ -88,7 +88,7 @@ class Block:
     It exists before its descriptor, so that no exception loses the descriptor: set `fd`, then call `map`.
     """
 
-    fd = -1  # also if __init__ raises first
+    fd = -1  # so that __del__ works if __init__ raises
     of_head: segments.Mapping
     head: Head
     data: segments.Mapping
@@ -186,9 +186,18 @@ class Block:
             os.close(fd)
             self.of_head.close()
 
+    def abandon(self) -> None:
+        """Close the descriptor of a block that could not be made or opened.
+
+        A traceback may hold the block for long, and the descriptor holds its pages.
+        """
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
     def __del__(self) -> None:
-        if os is not None and self.fd >= 0:  # an exception was raised while it was made; else it was closed
-            os.close(self.fd)
+        if os is not None:
+            self.abandon()
 
 
 # ---- the blocks of this process ----------------------------------------------------------------------------
@@ -267,12 +276,16 @@ def _used_again(nbytes: int) -> Block | None:
 def _make_block(nbytes: int, data: _Array | None) -> Block:
     """Return a new block that begins with these bytes."""
     block = Block(nbytes, True, True, os.getpid())
-    block.fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
-    purpose = "a shared array"
-    segments.allocate(block.fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
-    if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
-        segments.write(block.fd, _HEAD_NBYTES, data.data, purpose=purpose)
-    block.map()
+    try:
+        block.fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
+        purpose = "a shared array"
+        segments.allocate(block.fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
+        if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
+            segments.write(block.fd, _HEAD_NBYTES, data.data, purpose=purpose)
+        block.map()
+    except BaseException:
+        block.abandon()
+        raise
     return block
 
 
@@ -535,8 +548,12 @@ def _load(
         block = _blocks.get(nonce)
         if block is None:
             block = Block(nbytes, for_receivers, for_receivers)
-            block.fd = _open(pid, number, identity, token, nonce)
-            _map(block, pid, identity)
+            try:
+                block.fd = _open(pid, number, identity, token, nonce)
+                _map(block, pid, identity)
+            except BaseException:
+                block.abandon()
+                raise
         if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
             raise _gone(pid)
         data = block.array()

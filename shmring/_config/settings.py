@@ -22,6 +22,7 @@ ALGORITHMS = (
     *("auto", "direct", "ring", "bidirectional_ring", "halving_doubling"),
     *("tree", "double_tree", "master"),
 )
+LEAST_SINGLE_COPY_NBYTES = 64
 PATHS = ("auto", "near", "far", "slots", "single_copy")
 REPLACED = ("gloo",)  # backends of torch.distributed
 ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
@@ -92,7 +93,9 @@ class Settings:
             isa=read("SHMRING_ISA", _choice(ISAS), "auto"),
             algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
             path=read("SHMRING_PATH", _choice(PATHS), "auto"),
-            single_copy_nbytes=read("SHMRING_SINGLE_COPY", _size_or_off(64, 1 << 40), None),
+            single_copy_nbytes=read(
+                "SHMRING_SINGLE_COPY", _size_or_off(LEAST_SINGLE_COPY_NBYTES, 1 << 40), None
+            ),
             ended_fd=read("SHMRING_ENDED_FD", _integer(0, 2**31 - 1), None),
             restart=read("SHMRING_RESTART", _integer(0, 1_000_000), 0),
             joined=read("SHMRING_JOINED", _integer(1, 2**31 - 1), None),

@@ -10,11 +10,10 @@ import warnings
 from pathlib import Path
 
 from . import tuning_table
-from .settings import Settings
+from .settings import LEAST_SINGLE_COPY_NBYTES, Settings
 
 KIB = 1 << 10
 MIB = 1 << 20
-LEAST_SINGLE_COPY_NBYTES = 64  # that a user may ask for
 NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the same meaning
 PAGE_NBYTES = 4096
 CACHED_SLOTS = 4  # WINDOW_SLOTS of placement.pxd: the slots of a large reduction that stays in the cache

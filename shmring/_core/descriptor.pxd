@@ -1,11 +1,11 @@
 # The descriptors in the call lines of all but tiny calls: the places of the arrays, and what rank 0 announces about the
-# distance.
+# distance and the path of the next call.
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uintptr_t
 
 from .core_distance cimport begin_ping, step_ping
 from .group cimport (
-    AUTO, DONE, SINGLE_COPY, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
+    AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
 )
 from .path_choice cimport choice_of, next_path, note_time
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
@@ -119,10 +119,11 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# End a call: count and time its path, and set the distance from the next call on.
+# End a call: count its path, and time it if it is one of those that rank 0 compares. Set the distance from the next
+# call on.
 cdef inline void finish(Group *g, Call *c, int path) noexcept nogil:
     count_path(g, path)
-    if c.begin_ns:
+    if c.begin_ns and path != ZERO_COPY:
         note_time(g, c.choice, c, path == SINGLE_COPY, sr_now_ns() - c.begin_ns)
     if g.far != g.announced_far:
         set_far(g, g.announced_far != 0)

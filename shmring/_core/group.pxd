@@ -88,8 +88,8 @@ cdef struct Choice:
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t timed             # calls of the present path in this trial or window
-    uint64_t time              # of these
-    uint64_t before            # of the last window of the best path
+    uint64_t time              # their time, in ps a byte: the least, or the mean if ranks share CPUs
+    uint64_t before            # the same, of the last window of the best path
 
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
@@ -208,10 +208,10 @@ cdef struct Call:
     bint single_copy           # some of them are private and read through the kernel
     int error                  # errno of a failed read
     bint ping                  # the distance is being measured
-    int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done; see also direct.pyx
+    int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done
     int round_trips            # of the measurement so far
     Choice *choice             # the path of this call is measured; else NULL
-    uint64_t begin_ns          # rank 0, if it is measured: when the call began, later by its wait for the others' lines
+    uint64_t begin_ns          # rank 0, measured calls: begin of the call, plus the wait for call lines; else 0
     uint64_t lines_awaited_ns  # begin of that wait; 0: none
     size_t chunk_nbytes        # a multiple of itemsize
     bint swaps_places          # pairs of ranks swap places in their staging buffers, see direct

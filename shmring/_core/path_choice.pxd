@@ -1,11 +1,11 @@
-# Rank 0 chooses between slots and single copies by measurement. Which is faster depends on what the caches hold, which
-# no table of sizes knows: data that were written just before come faster through slots, data that lay still are read
-# faster in place. The results have the same bits either way.
+# Rank 0 chooses between slots and single copies by measurement. Which is faster depends on what the caches hold. A
+# table of sizes cannot know this: slots are faster for data that were just written, single copies for data that were
+# not. The results have the same bits either way.
 #
 # Rank 0 times the calls of each kind and size class. From time to time it tries the other path for a few calls, and
 # keeps the faster one: after 16 calls, then after twice as many if the other path was slower, up to 512. It tries at
-# once if the calls of the present path have become faster or slower by a quarter. All ranks must take the same path, so
-# rank 0 announces in its descriptor of each call the path of the next call of the class.
+# once if the calls of the present path have become a quarter faster or a third slower. All ranks must take the same
+# path, so rank 0 announces in its descriptor of each call the path of the next call of the class.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -17,6 +17,8 @@ cdef enum:
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
     TRIED_CALLS = 12      # of the other path in one trial: the caches take eight calls of 16 MiB to adapt to it
     HOPELESS_CALLS = 4    # in a trial; they suffice if the other path takes a third longer
+    LEAST_GAIN = 32       # the other path is kept if it saves one part in so many, ...
+    LEAST_SHARING_GAIN = 5   # ... if ranks share CPUs: their times differ more from call to call
     MOST_INTERVAL = 512   # calls between two trials
     NOT_TIMED = 0
 
@@ -43,9 +45,9 @@ cdef inline bint next_path(const Choice *choice) noexcept nogil:
     return choice.best != choice.is_trial
 
 
-# Rank 0: note a call that took `ns`. Times are in picoseconds a byte, since the calls of a class differ in length. The
-# fastest call of a trial or window counts, which nothing else has disturbed. If ranks share CPUs, the mean counts: how
-# often they have to switch depends on the path.
+# Rank 0: note a call that took `ns`. Times are in picoseconds a byte, since the calls of a class differ in length.
+# Compare the fastest calls, since other processes disturb these least. If ranks share CPUs, compare the means: the
+# number of switches between ranks depends on the path.
 cdef inline void note_time(const Group *g, Choice *choice, const Call *c, bint single_copy, uint64_t ns) noexcept nogil:
     cdef uint64_t time = 1 + ns * 1000 // c.nbytes
     if single_copy == next_path(choice):
@@ -57,15 +59,15 @@ cdef inline void note_time(const Group *g, Choice *choice, const Call *c, bint s
     choice.count += 1
     if choice.is_trial:
         if choice.count == TRIED_CALLS or (choice.count == HOPELESS_CALLS and 3 * choice.time > 4 * choice.before):
-            end_trial(choice)
+            end_trial(choice, LEAST_SHARING_GAIN if g.oversubscribed else LEAST_GAIN)
     elif choice.count % WINDOW_CALLS == 0:
         end_window(choice, g.oversubscribed)
 
 
 # Rank 0: keep the faster path.
-cdef inline void end_trial(Choice *choice) noexcept nogil:
+cdef inline void end_trial(Choice *choice, uint64_t least_gain) noexcept nogil:
     choice.interval = min(2 * max(choice.interval, <uint32_t> WINDOW_CALLS), <uint32_t> MOST_INTERVAL)
-    if choice.timed > 0 and 32 * choice.time < 31 * choice.before:
+    if choice.timed > 0 and least_gain * choice.time < (least_gain - 1) * choice.before:
         choice.best = not choice.best
         choice.before = choice.time
         choice.interval = WINDOW_CALLS
@@ -78,11 +80,13 @@ cdef inline void end_trial(Choice *choice) noexcept nogil:
 cdef inline void end_window(Choice *choice, bint oversubscribed) noexcept nogil:
     cdef bint is_faster = 4 * choice.time < 3 * choice.before
     cdef bint is_slower = 3 * choice.time > 4 * choice.before
-    cdef bint has_changed = choice.before != NOT_TIMED and not oversubscribed and (is_faster or is_slower)
+    cdef bint is_known = choice.timed > 0 and choice.before != NOT_TIMED
+    cdef bint has_changed = is_known and not oversubscribed and (is_faster or is_slower)
     if has_changed:
         choice.interval = WINDOW_CALLS
     if has_changed or choice.count >= choice.interval:
         choice.is_trial = True
         choice.count = 0
-    choice.before = choice.time if choice.timed > 0 else NOT_TIMED
+    if choice.timed > 0:
+        choice.before = choice.time
     choice.timed = 0

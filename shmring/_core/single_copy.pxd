@@ -7,18 +7,19 @@ from .group cimport ALL_GATHER, ALL_TO_ALL, SCATTER, Call, Group, may_be_read_in
 from .segment cimport sr_liveness_task, sr_single_copy
 
 
-# True for calls in which every rank has something to copy, and no byte is copied by two ranks. If only one rank copies,
-# as in a broadcast, slots let the other rank share the work; and memory that several ranks have read is slow
-# to write again (2 and 4 ranks, bench/peers/peers.py --input both).
+# True for calls in which no byte is copied by two ranks, since memory that several ranks have read is slow to write
+# again. Nor in a broadcast or gather of two ranks: slots let both of them copy (bench/peers/peers.py --input both).
 cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
 
 
 # The length of pieces from which single copies are faster, in calls whose path is not measured. Through slots, the root
-# of a scatter stages while other ranks copy: that is better for little data and few ranks.
+# of a scatter stages while other ranks copy: that is better for little data and few ranks. In an all_gather each rank
+# also copies its own piece.
 cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept nogil:
-    cdef uint64_t least = g.tuning.single_copy_nbytes
-    return max(least, g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size) if c.kind == SCATTER else least
+    if c.kind == SCATTER:
+        return g.tuning.single_copy_scatter_nbytes // <uint64_t> g.size
+    return g.tuning.single_copy_nbytes * (2 if c.kind == ALL_GATHER else 1)
 
 
 # True if other ranks may read pieces of nbytes in this rank's private memory. Longer pieces are streamed through slots,

@@ -2,7 +2,7 @@
 # places. Which places and which order are best for the caches: placement.pxd.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from .group cimport PROGRESSED, Call, Cursor, Group, begin_call, blocked_on, counter, is_before, publish, publish_line
 from .kernels cimport SR_AVG, SR_SUM

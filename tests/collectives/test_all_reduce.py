@@ -91,13 +91,11 @@ def path_of(row):
         return {row["algorithm"]}
     is_small = row["algorithm"] == "auto" and nbytes * (row["ranks"] - 1) <= small_nbytes
     if row["algorithm"] == "auto" and row["memory"] in ("shared", "slice"):
-        some = {"zero_copy", "small", "near", "far", "single_copy"}
+        some = {"zero_copy", "small", "near", "far"}
         return {"zero_copy"} if nbytes >= ZERO_COPY_NBYTES else some
     if is_small:
         return {"small"}
-    through_slots = {"near", "far"} if row["path"] == "auto" else {row["path"]}
-    # If processes may read each other's memory, and by "auto" only if that pays: see test_single_copy.
-    return through_slots if row["single_copy"] == "off" else {*through_slots, "single_copy"}
+    return {"near", "far"} if row["path"] == "auto" else {row["path"]}
 
 
 def test_the_rows_cover_every_pair():

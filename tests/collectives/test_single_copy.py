@@ -248,6 +248,29 @@ def test_the_faster_path_is_chosen(world_of, tmp_path):
         assert chosen.keys() == {"all_to_all"}  # a trial of the other path may be under way
 
 
+def measured_beside_shared(comm):
+    for _ in range(TRIED):
+        comm.all_gather(comm.zeros(MEASURED_COUNT))
+    return comm.stats()["path"], measured(comm, "all_gather", 3)
+
+
+def test_zero_copy_calls_are_not_timed_as_calls_through_slots(world_of):
+    """Otherwise a trial would be under way after a window of them."""
+    skip_unless_allowed(world_of)
+    for path, (taken, chosen) in world_of(2)(measured_beside_shared):
+        assert path == "zero_copy"
+        assert set(taken) <= {"near", "far", "small"}
+        assert chosen == {"all_gather": {1 << 17: "slots"}}
+
+
+def test_a_scatter_has_a_size_of_its_own(world_of, tmp_path):
+    skip_unless_allowed(world_of)
+    path = tmp_path / "table.json"
+    sizes = {"single_copy_nbytes": thresholds.NEVER, "single_copy_scatter_nbytes": 16 << 10}
+    tuning_table.save(path, {2: {"near": sizes, "far": sizes}}, thresholds.LIMITS)
+    assert world_of(2, SHMRING_TUNING=str(path))(path_of, "scatter") == ["single_copy"] * 2
+
+
 @pytest.mark.parametrize("path", ["near", "far", "slots", "single_copy"])
 def test_the_environment_fixes_the_path(world_of, path):
     skip_unless_allowed(world_of)

@@ -17,9 +17,7 @@ import shmring
 
 Array = np.ndarray[Any, Any]
 
-Call = Literal[
-    "all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "scatter", "all_gather", "all_to_all"
-]
+Call = Literal["all_reduce", "all_reduce_many", "reduce", "scan", "broadcast", "scatter", "all_gather"]
 
 LEAST_ROUNDS = 5  # fewer say nothing
 _SAMPLE_S = 0.002
