@@ -275,8 +275,8 @@ def test_a_scatter_has_a_size_of_its_own(world_of, tmp_path):
 def test_the_environment_fixes_the_path(world_of, path):
     skip_unless_allowed(world_of)
     for taken, chosen in world_of(2, SHMRING_PATH=path)(measured, "all_to_all", TRIED):
-        assert ("single_copy" in taken) == (path == "single_copy")
-        assert len(taken) == 1
+        others = set(taken) - {"single_copy"}  # several, if the distance changes
+        assert bool(others) == ("single_copy" not in taken) == (path != "single_copy")
         assert chosen == {}
 
 
