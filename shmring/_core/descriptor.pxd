@@ -90,7 +90,7 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
         c.choice.used = True
 
 
-# Rank 0: a measured call is not slower because another rank comes late.
+# Rank 0: leave the wait for other ranks' lines out of the time of a measured call.
 cdef inline void leave_out_wait(Call *c, int status) noexcept nogil:
     if status != DONE and c.lines_awaited_ns == 0:
         c.lines_awaited_ns = sr_now_ns()

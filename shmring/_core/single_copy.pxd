@@ -7,8 +7,8 @@ from .group cimport ALL_GATHER, ALL_TO_ALL, SCATTER, Call, Group, may_be_read_in
 from .segment cimport sr_liveness_task, sr_single_copy
 
 
-# True for calls in which no byte is copied by two ranks, since memory that several ranks have read is slow to write
-# again. Nor in a broadcast or gather of two ranks: slots let both of them copy (bench/peers/peers.py --input both).
+# True for calls in which no byte is copied by two ranks: memory that several ranks have read is slow to write again. A
+# broadcast and a gather of two ranks also go through slots, since both ranks then copy (bench/peers/matrix.py).
 cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
 
