@@ -3,9 +3,13 @@
 Hosts are names here, and the network is loopback: see conftest.world_over_hosts.
 """
 
+import contextlib
+import itertools
 import os
 import signal
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from combinations import each_value
 from ranks import Died, Ranks
 
 import shmring
+from shmring._lifecycle import groups
 from shmring.methods.reducers import ReductionServers
 
 LAYOUTS = {  # the host of each rank, and the reducers
@@ -159,6 +164,63 @@ def test_hosts_that_call_different_things_are_reported(world_over_hosts, give):
     for outcome in world_over_hosts([0, 0, 1, 2]).outcomes(disagree, give):
         assert isinstance(outcome, shmring.Aborted), outcome
         assert "the workers' calls do not match: worker 0 called all_reduce(float64[5], sum)" in str(outcome)
+
+
+class GivenUp(BaseException):
+    pass
+
+
+class GivesUp:
+    """A communicator whose rank gives up once all ranks have met for a split."""
+
+    def __init__(self, comm):
+        self.rank, self._comm = comm.rank, comm
+
+    def all_gather_object(self, *arguments, **keywords):
+        self._comm.all_gather_object(*arguments, **keywords)
+        raise GivenUp
+
+
+def be_slow(frame, event, _):
+    """A trace function: the servers' communicator ends first, and the given one later."""
+    if event == "exception":
+        time.sleep(0.3)
+    return be_slow if frame.f_code is ReductionServers.__init__.__wrapped__.__code__ else None
+
+
+def make_servers(comm):
+    last = comm.size - 1
+    if comm.rank < last:
+        with contextlib.suppress(shmring.Error):  # it learns of the end here or in the next call
+            ReductionServers(comm, [last])
+        return
+    real, made = groups.form_across, itertools.count()
+
+    def form(comm, *arguments):  # first for the dup
+        return real(GivesUp(comm) if next(made) else comm, *arguments)
+
+    groups.form_across = form
+    sys.settrace(be_slow)
+    try:
+        with pytest.raises(GivenUp):
+            ReductionServers(comm, [last])
+    finally:
+        sys.settrace(None)
+        groups.form_across = real
+
+
+def error_of_the_next_call(comm):
+    with pytest.raises(shmring.Error) as caught:
+        comm.barrier()
+    return str(caught.value)
+
+
+def test_a_rank_that_gives_up_while_groups_are_made_is_named_by_all(world_over_hosts):
+    ranks = world_over_hosts([0, 0, 1])
+    ranks(make_servers)
+    texts = set(ranks(error_of_the_next_call))
+    assert len(texts) == 1, texts
+    assert texts.pop().startswith("rank 2 gave up: GivenUp")
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 1, 1, 2]])
