@@ -430,7 +430,7 @@ cdef class State:
         }
 
 
-MEASURED_KINDS = "all_to_all", "all_gather"   # by row: see choice_of
+cdef tuple MEASURED_KINDS = ("all_to_all", "all_gather")   # by row: see choice_of
 
 
 # Return {call: {least bytes of the size class: path}}.

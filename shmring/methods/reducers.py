@@ -96,7 +96,7 @@ class ReductionServers:
         self._chunk_nbytes, self._depth = chunk_nbytes, max(depth, len(self.reducers))
         self._comm = comm.dup()
         try:
-            # Of comm: so the rank at which this fails ends comm, and no other rank gives its own reason.
+            # A split of comm: the rank at which it fails ends comm, and no other rank gives its own reason.
             self._here = comm.split(None if self.is_reducer else comm.node)
         except Exception as error:  # a group that cannot begin is an error on its own ranks alone
             comm.abort(f"rank {comm.rank} could not make a group of its host: {error}")
