@@ -168,23 +168,18 @@ def begin(
         engine.open_for_calls(timeout_s)
         return CommParts(engine, local_sockets, segment, fd, settings, local_sockets)
     except BaseException as error:
-        if others_wait and isinstance(error, Exception):
-            agreed(error)
-        _undo(local_sockets, error, engine, fd)
-        raise
-
-
-def _undo(local_sockets: LocalSockets, error: BaseException, engine: Engine | None, fd: int | None) -> None:
-    """Report the error to the others and release everything, even if a signal handler raises meanwhile."""
-    try:
-        local_sockets.fail_descriptor(error)
-    finally:
-        try:
-            if engine is not None:
-                engine.close()
+        try:  # at once, since a handler of a second signal may raise at any call
+            if others_wait and isinstance(error, Exception):
+                agreed(error)
+            local_sockets.fail_descriptor(error)
         finally:
-            if fd is not None:
-                os.close(fd)
+            try:
+                if engine is not None:
+                    engine.close()
+            finally:
+                if fd is not None:
+                    os.close(fd)
+        raise
 
 
 def _new_engine(
