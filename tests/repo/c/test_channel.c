@@ -201,7 +201,8 @@ static void test_both_ways(const char *name, uint64_t ring_nbytes, uint64_t othe
     connect_ends();
     open_sides(ring_nbytes, other_nbytes, buffer_nbytes, start);
     check_ranks(4, take_part, NULL);
-    CHECK(side[0].channel.bypassed > 0 && side[1].channel.bypassed > 0); /* some pieces bypassed the rings */
+    /* Some pieces bypassed the rings. If all messages fit into the rings, that is left to chance. */
+    CHECK(ring_nbytes == RING_MOST_NBYTES || (side[0].channel.bypassed > 0 && side[1].channel.bypassed > 0));
     close_sides();
 }
 
