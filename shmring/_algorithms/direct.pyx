@@ -215,7 +215,7 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
                 ntargets += 1
         g.source[g.rank] = c.x + next_begin(c, &c.fold) + begin
         if g.far and stream == 0 and c.kind != REDUCE and not writes_back(g, c):
-            fold_prefetching(g, c, ntargets, ntargets - 1, end - begin)
+            fold_prefetching(g, c, ntargets, end - begin)
         else:
             g.kernels.fold[c.dtype][c.op](g.target, ntargets, stream, g.source, g.size, (end - begin) // c.itemsize,
                                           <uint32_t> g.size)

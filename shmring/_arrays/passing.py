@@ -182,14 +182,13 @@ class Block:
             del _blocks[self.nonce]
         if self.fd >= 0:
             self.data.close()
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+            self.close_descriptor()
             self.of_head.close()
 
-    def abandon(self) -> None:
-        """Close the descriptor of a block that could not be made or opened.
+    def close_descriptor(self) -> None:
+        """Close the descriptor, which holds the pages.
 
-        A traceback may hold the block for long, and the descriptor holds its pages.
+        Call it if the block cannot be made or opened: a traceback may hold the block for long.
         """
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
@@ -197,7 +196,7 @@ class Block:
 
     def __del__(self) -> None:
         if os is not None:
-            self.abandon()
+            self.close_descriptor()
 
 
 # ---- the blocks of this process ----------------------------------------------------------------------------
@@ -284,7 +283,7 @@ def _make_block(nbytes: int, data: _Array | None) -> Block:
             segments.write(block.fd, _HEAD_NBYTES, data.data, purpose=purpose)
         block.map()
     except BaseException:
-        block.abandon()
+        block.close_descriptor()
         raise
     return block
 
@@ -552,7 +551,7 @@ def _load(
                 block.fd = _open(pid, number, identity, token, nonce)
                 _map(block, pid, identity)
             except BaseException:
-                block.abandon()
+                block.close_descriptor()
                 raise
         if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
             raise _gone(pid)

@@ -55,9 +55,8 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     mine.x_offset = c.x_offset
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
-    if is_worth_single_copy(g, c):
-        if c.x_block == 0 and gives(g, c, g.rank) and can_be_read(g, c.x):
-            mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
+    if c.x_block == 0 and gives(g, c, g.rank) and is_worth_single_copy(g, c) and can_be_read(g, c.x):
+        mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
     c.single_copy = mine.x_block == SR_PRIVATE
     mine.skew = skew_of(c)
     mine.far = g.next_far if may_ping(g, c) else g.far

@@ -185,13 +185,13 @@ cdef enum:
     PREFETCH_NBYTES = 4 << 10
 
 
-# Fold all sources, and prefetch for write the lines of one target, which other ranks have read before. Requesting many
-# lines at once takes a tenth off an all_reduce of 1 MiB between far cores, and a fifth if they have just read the
+# Fold all sources, and prefetch for write the lines of the last target, which other ranks have read before. Requesting
+# many lines at once takes a tenth off an all_reduce of 1 MiB between far cores, and a fifth if they have just read the
 # target (bench/peers/peers.py).
-cdef inline void fold_prefetching(Group *g, Call *c, int ntargets, int prefetched, size_t nbytes) noexcept nogil:
+cdef inline void fold_prefetching(Group *g, Call *c, int ntargets, size_t nbytes) noexcept nogil:
     cdef size_t done = 0
     cdef size_t part
-    cdef int i
+    cdef int i, prefetched = ntargets - 1
     while done < nbytes:   # each part ends with a line, if a line ends between two items
         part = whole_items(c, PREFETCH_NBYTES - (<uintptr_t> g.target[prefetched] & (SR_CACHE_LINE - 1)))
         part = min(part, nbytes - done)

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring._config import thresholds
+from shmring._config import thresholds, tuning_table
 from shmring._core import kernels
 from shmring._engine import state
 from shmring._system import limits
@@ -347,3 +347,42 @@ def forty(comm):
 def test_forty_ranks():
     with Ranks(40, threads=True) as ranks:
         assert set(ranks.meet()(forty)) == {(780,) * 4}
+
+
+# ---- large arrays, and the sizes from which slices are reduced -------------------------------------------
+
+
+def reduced_in_rank_order(comm, dtype, count, in_place):
+    """Return whether all_reduce folded values in rank order, with a sum that depends on it; and the path."""
+    rng = np.random.default_rng(count)
+    scales = 10.0 ** rng.integers(-6, 6, comm.size)
+    xs = [(rng.standard_normal(count + 1) * scale).astype(dtype)[1:] for scale in scales]
+    want = functools.reduce(np.add, xs)
+    x = xs[comm.rank]  # it begins anywhere in a cache line
+    out = x if in_place else np.empty(count + 3, dtype)[3:]
+    comm.all_reduce(x, out=out)
+    return (out == want).all(), comm.stats()["path"]
+
+
+@each_value({"count": [20_001, (1 << 20) + 7, (17 << 18) + 1], "size": [5, 3, 2]})
+def test_large_ones_are_reduced_in_rank_order(world_of, size, count):
+    ranks = world_of(size)
+    for dtype, in_place in (("f4", True), ("f4", False), ("c16", True)):
+        for is_right, path in ranks(reduced_in_rank_order, dtype, count, in_place):
+            assert is_right
+            assert path in ("near", "far")
+
+
+def reduce_ones(comm, count):
+    x = np.ones(count)
+    comm.all_reduce(x)
+    return float(x.min()), float(x.max())
+
+
+@pytest.mark.parametrize("name", ["small_nbytes", "small_all_reduce_nbytes"])
+def test_all_ranks_know_from_which_size_slices_are_reduced(world_of, tmp_path, name):
+    path = tmp_path / "table.json"
+    tuning_table.save(path, {2: {"any": {name: 4096}}}, thresholds.LIMITS)
+    ranks = world_of(2, SHMRING_TUNING=str(path))
+    for count in (500, 512, 513, 1024, 8192, 8193):
+        assert ranks(reduce_ones, count) == [(2, 2)] * 2
