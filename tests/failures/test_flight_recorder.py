@@ -444,9 +444,19 @@ def test_what_a_handler_raises_is_no_error_of_the_call(world_of, tmp_path):
     assert ranks(be_warned_by, ValueError("as bad"), tmp_path / "warned") == [20.0, 20.0]
 
 
+def interrupt_while_it_warns(comm, warned_path, ended_path):
+    """Let rank 1 call only after the interrupt has ended the call of rank 0."""
+    # Sooner it may return the sum: rank 0 has already contributed its array.
+    try:
+        be_warned_by(comm, KeyboardInterrupt(), ended_path if comm.rank else warned_path)
+    finally:
+        ended_path.touch()
+
+
 def test_an_interrupt_while_it_warns_ends_the_call_for_all(world_of, tmp_path):
     ranks = world_of(2, SHMRING_STALL=0.1)
-    own, other = ranks.outcomes(be_warned_by, KeyboardInterrupt(), tmp_path / "warned")
+    paths = tmp_path / "warned", tmp_path / "ended"
+    own, other = ranks.outcomes(interrupt_while_it_warns, *paths)
     assert isinstance(own, KeyboardInterrupt)
     assert isinstance(other, shmring.Aborted)
     assert "KeyboardInterrupt in rank 0" in other.reason
