@@ -91,13 +91,13 @@ cdef class Context:
         made.engine = self.opened()._group_of_callers(ranks, secret, share)
         children[what] = number
 
-    def sends(self):
-        """Return the transfers of messages that this rank sends."""
+    def transfers(self, bint is_send):
+        """Return the transfers of messages that this rank sends, or of those that it receives."""
         cdef Transfer transfer
         found = []
         if self.engine is not None and self.engine.transfers is not None:   # None once it is closed
             for transfer in list(self.engine.transfers):
-                if transfer.message.is_send:
+                if transfer.message.is_send == is_send:
                     found.append(transfer)
         return found
 
@@ -496,21 +496,21 @@ cdef Call nothing(Context context):
     return call
 
 
-# Fill in the call, or return one that does nothing, for PROC_NULL.
-cdef Call directed(Directed call, Context context, object x, object rank, object tag, bint is_send):
+# Fill in the call. For PROC_NULL, return a call that does nothing; its message may be anything.
+cdef Call directed(Directed call, Context context, object buf, object rank, object tag, bint is_send):
     cdef int peer = context.peer(rank, tag, is_send)
     if peer == NO_RANK:
         return nothing(context)
-    call.context, call.x, call.peer, call.tag = context, x, peer, tag
+    call.context, call.x, call.peer, call.tag = context, data_of(buf, not is_send).moved(), peer, tag
     return call
 
 
-cdef Call sending(Context context, object x, object dest, object tag):
-    return directed(Sending.__new__(Sending), context, x, dest, tag, True)
+cdef Call sending(Context context, object buf, object dest, object tag):
+    return directed(Sending.__new__(Sending), context, buf, dest, tag, True)
 
 
-cdef Call receiving(Context context, object x, object source, object tag):
-    return directed(Receiving.__new__(Receiving), context, x, source, tag, False)
+cdef Call receiving(Context context, object buf, object source, object tag):
+    return directed(Receiving.__new__(Receiving), context, buf, source, tag, False)
 
 
 # ---- the calls of communicators ------------------------------------------------------------------------------------
@@ -536,25 +536,27 @@ cdef class Caller(Handle):
     def Send(self, buf, dest, tag=0):
         """Send a message; return when `buf` may be changed."""
         cdef Context context = context_of(self)
-        cdef Data data = data_of(buf, False)
         cdef int peer = context.peer(dest, tag, True)
-        if not is_only_thread(context):
-            sending(context, data.moved(), dest, tag).run_now(None)
-        elif peer >= 0:
-            try:
-                context.opened().send_bytes(data.data, data.nbytes(), peer, index_of(tag))
-            except Error as error:
-                raise context.failure(None, error) from error
+        cdef Data data
+        if peer == NO_RANK or not is_only_thread(context):
+            sending(context, buf, dest, tag).run_now(None)
+            return
+        data = data_of(buf, False)
+        try:
+            context.opened().send_bytes(data.data, data.nbytes(), peer, index_of(tag))
+        except Error as error:
+            raise context.failure(None, error) from error
 
     def Recv(self, buf, source=ANY_PEER, tag=WILD_TAG, Status status=None):
         """Receive a message."""
         cdef Context context = context_of(self)
-        cdef Data data = data_of(buf, True)
         cdef int peer = context.peer(source, tag, False)
+        cdef Data data
         cdef Envelope envelope
         if peer == NO_RANK or not is_only_thread(context):
-            receiving(context, data.moved(), source, tag).run_now(status)
+            receiving(context, buf, source, tag).run_now(status)
             return
+        data = data_of(buf, True)
         try:
             context.opened().recv_bytes(data.data, data.nbytes(), peer, index_of(tag), &envelope)
         except Error as error:
@@ -564,11 +566,11 @@ cdef class Caller(Handle):
 
     def Isend(self, buf, dest, tag=0):
         """Begin to send a message, and return a request."""
-        return sending(context_of(self), data_of(buf, False).moved(), dest, tag).issue()
+        return sending(context_of(self), buf, dest, tag).issue()
 
     def Irecv(self, buf, source=ANY_PEER, tag=WILD_TAG):
         """Begin to receive a message, and return a request."""
-        return receiving(context_of(self), data_of(buf, True).moved(), source, tag).issue()
+        return receiving(context_of(self), buf, source, tag).issue()
 
     def Barrier(self):
         """Block until all ranks have called this."""
@@ -588,10 +590,10 @@ cdef class Caller(Handle):
         return collective(context_of(self), ALL_REDUCE, sendbuf, recvbuf, default_op if op is None else op).issue()
 
     def _sending(self, buf, dest, tag=0):
-        return sending(context_of(self), data_of(buf, False).moved(), dest, tag)
+        return sending(context_of(self), buf, dest, tag)
 
     def _receiving(self, buf, source=ANY_PEER, tag=WILD_TAG):
-        return receiving(context_of(self), data_of(buf, True).moved(), source, tag)
+        return receiving(context_of(self), buf, source, tag)
 
     def _collective(self, int kind, sendbuf, recvbuf, op=None, root=0):
         return collective(context_of(self), kind, sendbuf, recvbuf, op, root)

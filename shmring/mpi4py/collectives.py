@@ -9,9 +9,10 @@ import numpy as np
 
 from .calls import Call, Kind
 from .forms import add_forms
-from .messages import IN_PLACE, simple, typed_pieces, vector
+from .messages import IN_PLACE, handle, simple, typed_pieces, vector
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
+from .types import Datatype
 
 
 def _is_in_place(spec: Any) -> bool:
@@ -109,11 +110,10 @@ class Collectives(PointToPoint):
             raise ValueError("both messages must have the same datatype")
         if given.count != sum(counts) or (given is not taken and taken.count != own):
             raise ValueError(f"{given.count} items are combined into {counts}, {taken.count} of them here")
-        items = given.items.reshape(-1)
-        result = np.empty_like(items)
-        call = self._collective(Kind.all_reduce, items, result, op)
+        result, datatype = np.empty_like(given.items), handle(Datatype, given.type)
+        call = self._collective(Kind.all_reduce, [given.items, datatype], [result, datatype], op)
         first = sum(counts[: self._ref.rank])
-        return Part(call, result[first : first + own], taken.items.reshape(-1)[:own])
+        return Part(call, result[first : first + own], taken.items[:own])
 
     def _counts_of(self, taken: Any, recvcounts: Any, in_place: bool) -> list[int]:
         if recvcounts is not None:

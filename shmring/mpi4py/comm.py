@@ -64,7 +64,7 @@ class Communicator(Context):
     def complete_sends(self, most_s: float) -> None:
         """Wait until the messages that this rank sends have left it, at most `most_s` seconds."""
         deadline_s = time.monotonic() + most_s
-        for transfer in self.sends():
+        for transfer in self.transfers(is_send=True):
             with contextlib.suppress(Error, TimeoutError):  # a receiver may have ended, or not receive
                 transfer.wait(max(0, deadline_s - time.monotonic()))
 
@@ -241,15 +241,20 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     def Create(self, group: Group) -> Any:
         """Return the communicator of a group; a null one to processes outside. All processes call this."""
         context = self._comm()
-        members = group._members().processes
+        members = self._refusing("barrier", self._members_of, group)
         me = context.processes[context.rank]
-        unknown = [process for process in members if process not in context.processes]
-        if unknown:
-            context.comm.refuse("barrier")
-            raise context.failure(errors.ERR_GROUP, f"processes {unknown} are not in the communicator")
         color = context.processes.index(members[0]) if me in members else None
         key = members.index(me) if me in members else 0
         return self._new(lambda comm: comm.split(color, key), "create")
+
+    def _members_of(self, group: Group) -> tuple[int, ...]:
+        if not isinstance(group, Group):
+            raise TypeError(f"a Group is needed, not {type(group).__name__}")
+        members = group._members().processes
+        unknown = [process for process in members if process not in self._ref.processes]
+        if unknown:
+            raise self._ref.failure(errors.ERR_GROUP, f"processes {unknown} are not in the communicator")
+        return members
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Return the communicator of the processes of one color, in the order of their keys."""
@@ -261,21 +266,24 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
         names = ("SHARED", "HW_GUIDED", "HW_UNGUIDED", "RESOURCE_GUIDED")
         shared, guided, unguided, resource = (INTEGERS[f"COMM_TYPE_{name}"] for name in names)
         if split_type not in (_UNDEFINED, shared, guided, unguided, resource):
-            raise self._comm().failure(errors.ERR_ARG, f"{split_type} is no type of a split")
+            context = self._comm()
+            context.comm.refuse("barrier")
+            raise context.failure(errors.ERR_ARG, f"{split_type} is no type of a split")
         is_shared = split_type == shared or (
             split_type in (guided, resource) and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
         )
         return self._new(lambda comm: comm.split(comm.node if is_shared else None, key), "split_type")
 
     def Free(self) -> None:
-        """Free the communicator."""
+        """Free the communicator. It ends when the receives that were begun on it are complete."""
         context = self._comm()
         if context.constant is not None:
             raise context.failure(errors.ERR_COMM, "a predefined communicator is not freed")
         handles.delete_attributes(self)
         context.buffered.flush()
         context.complete_sends(SENDS_S)
-        context.comm.close()
+        if not context.transfers(is_send=False):
+            context.comm.close()
         self._ref = None
 
     Disconnect = Free

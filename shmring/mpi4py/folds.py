@@ -58,4 +58,4 @@ class FoldCall(Call):
             result = higher
         if self.kind == Kind.reduce_scatter:
             result = result.reshape(self.blocks, -1)[self.context.rank]
-        self.taken.items.reshape(-1)[: result.size] = result
+        self.taken.items[: result.size] = result

@@ -28,8 +28,11 @@ class Group(handles.Named, Handle):
         found: Members = self._ref
         return found
 
-    def _with(self, processes: Iterable[int]) -> Group:
-        new: Group = handle(type(self), Members(processes, self._members().me))
+    def _with(self, processes: Iterable[int], me: int | None = None) -> Group:
+        made = Members(processes, self._members().me if me is None else me)
+        if not made.processes:
+            made = GROUP_EMPTY._members()
+        new: Group = handle(type(self), made)
         return new
 
     def Get_size(self) -> int:
@@ -70,8 +73,9 @@ class Group(handles.Named, Handle):
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Group:
         """Return the processes of the first group, then those that are only in the second."""
-        first = group1._members().processes
-        return group1._with([*first, *(p for p in group2._members().processes if p not in first)])
+        first, second = group1._members(), group2._members()
+        added = (process for process in second.processes if process not in first.processes)
+        return group1._with([*first.processes, *added], max(first.me, second.me))
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,21 +160,22 @@ class Intracomm(Comm):
         self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
     ) -> Any:
         """Return the communicator of a grid; a null one to the ranks that the grid does not need."""
-        dims = [dims] if isinstance(dims, int) else list(dims)
-        periods = (
-            [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else list(periods)
+        extents, wraps = self._refusing("barrier", self._grid_of, dims, periods)
+        return self._arranged(
+            Cartcomm, math.prod(extents), lambda: Cartesian(extents, wraps, self.Get_rank())
         )
-        self._check_grid(dims, periods)
-        count = math.prod(dims)
-        return self._arranged(Cartcomm, count, lambda: Cartesian(dims, periods, self.Get_rank()))
 
-    def _check_grid(self, dims: list[int], periods: Sequence[bool]) -> None:
+    def _grid_of(self, dims: Any, periods: Any) -> tuple[list[int], list[bool]]:
+        dims = [operator.index(dim) for dim in ([dims] if isinstance(dims, int) else dims)]
+        if periods is None or isinstance(periods, bool):
+            periods = [bool(periods)] * len(dims)
         if len(periods) != len(dims):
             raise ValueError(f"{len(periods)} periods are given for {len(dims)} dimensions")
         if any(extent < 1 for extent in dims) or math.prod(dims) > self.Get_size():
             raise self._comm().failure(
                 errors.ERR_DIMS, f"a grid of {dims} does not fit {self.Get_size()} ranks"
             )
+        return dims, list(periods)
 
     def _arranged(self, cls: Any, count: int, topology: Any) -> Any:
         """Return the communicator of the first `count` ranks, with a topology."""
@@ -188,6 +190,11 @@ class Intracomm(Comm):
         """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
         if len(index) > 0 and index[0] == 0 and index[-1] == len(edges) and len(index) > 1:
             index = index[1:]
+        if len(index) > self.Get_size():
+            self._ref.comm.refuse("barrier")
+            raise self._ref.failure(
+                errors.ERR_ARG, f"a graph of {len(index)} nodes does not fit {self.Get_size()} ranks"
+            )
         return self._arranged(Graphcomm, len(index), lambda: Graph(index, edges, self.Get_rank()))
 
     def Create_dist_graph_adjacent(
@@ -231,9 +238,8 @@ class Intracomm(Comm):
 
     def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
         """Return this process' rank in a grid; UNDEFINED if the grid does not need it."""
-        dims = [dims] if isinstance(dims, int) else list(dims)
-        self._check_grid(dims, [False] * len(dims))
-        return self.Get_rank() if self.Get_rank() < math.prod(dims) else INTEGERS["UNDEFINED"]
+        extents, _ = self._grid_of(dims, False)
+        return self.Get_rank() if self.Get_rank() < math.prod(extents) else INTEGERS["UNDEFINED"]
 
     def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
         """Return this process' rank in a graph; UNDEFINED if the graph does not need it."""

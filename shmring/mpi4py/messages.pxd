@@ -62,7 +62,7 @@ cdef class Status:
 
 cdef class Data:
     cdef object owner
-    cdef cnp.ndarray whole       # the caller's array, if it is the memory
+    cdef cnp.ndarray whole       # the caller's array, if it is the memory and has one dimension
     cdef char *data
     cdef readonly Py_ssize_t count, length
     cdef int blocks

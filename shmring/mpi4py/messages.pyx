@@ -570,8 +570,9 @@ cdef class Data:
                 raise ValueError(f"the count is {items}; the buffer has {self.length // extent} items" +
                                  (f" for {blocks} ranks" if blocks > 1 else ""))
             self.count = items
-        if self.length == self.nbytes() and cnp.PyArray_CheckExact(self.owner) and (
-                (<cnp.ndarray> self.owner).dtype is self.type.dtype) and cnp.PyArray_NDIM(self.owner) > 0:
+        if cnp.PyArray_CheckExact(self.owner) and cnp.PyArray_NDIM(self.owner) == 1 and (
+                cnp.PyArray_NBYTES(self.owner) == self.nbytes()) and (
+                (<cnp.ndarray> self.owner).dtype is self.type.dtype):
             self.whole = self.owner
         return 0
 
@@ -591,7 +592,9 @@ cdef TypeInfo type_of_format(str code, bint is_described):
         raise BufferError(f"the buffer has format {code!r}: the byte order is not that of this machine")
     if is_described and code not in types_by_code:
         return (<Handle> byte_type)._ref
-    return (<Handle> types_by_code[code.lstrip("@=<") if len(code) > 1 else code])._ref
+    if len(code) > 1:
+        code = code.lstrip("@=<")
+    return (<Handle> types_by_code[code[1:] if code in ("1s", "1w") else code])._ref
 
 
 cdef bint is_type(object what) noexcept:
@@ -601,6 +604,8 @@ cdef bint is_type(object what) noexcept:
 # Return the items of a specification: buffer, counts, displacements, datatype. None where it has no such item.
 cdef tuple items_of(object spec):
     cdef Py_ssize_t n
+    if spec is None:
+        raise TypeError("a message is a buffer or a list such as [buf, count, displ, type], not None")
     if not isinstance(spec, (list, tuple)):
         return spec, None, None, None
     n = len(spec)

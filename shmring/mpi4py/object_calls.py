@@ -102,7 +102,7 @@ class Objects(Collectives):
         return made
 
     def _asking(self, source: int, tag: int) -> Any:
-        checked = self._receiving(None, source, tag)
+        checked = self._receiving([None, 0], source, tag)
         return checked if checked.empty is not None else Ask(self._ref, source, tag)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
@@ -143,13 +143,14 @@ class Objects(Collectives):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
-        pieces = self._entered().gather_v(self._pickled("gather", sendobj), self._check_root(root))
+        root = self._refusing("gather", self._check_root, root)
+        pieces = self._entered().gather_v(self._pickled("gather", sendobj), root)
         return None if pieces is None else [pickle.loads(piece) for piece in pieces]
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Return this rank's object of the root's sequence. None stands for as many of None."""
         comm, pieces = self._entered(), None
-        if self._check_root(root) == self._ref.rank:
+        if self._refusing("scatter", self._check_root, root) == self._ref.rank:
             pieces = self._pickled_all("scatter", sendobj)
         return pickle.loads(comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)))
 

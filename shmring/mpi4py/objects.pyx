@@ -217,7 +217,7 @@ cdef class ObjectCaller(Caller):
     def bcast(self, obj=None, root=0):
         """Return the root's object on all ranks."""
         cdef Context context = context_of(self)
-        cdef int number = context.root_of(root)
+        cdef int number = self._refusing("broadcast", self._check_root, root)
         if is_only_thread(context):
             data = broadcast(context, obj, number)
         else:

@@ -34,8 +34,7 @@ class OpInfo:
     def fold(self, lower: Any, higher: Any, datatype: Datatype) -> None:
         """Combine two arrays of items; the result is written to the second."""
         if self.is_predefined:
-            if self.on_arrays is None:
-                raise errors.Exception(errors.ERR_OP)
+            self.check(datatype)
             try:
                 higher[...] = self.on_arrays(lower, higher)
             except TypeError as error:
@@ -43,9 +42,18 @@ class OpInfo:
         else:
             self.on_objects(_memory_of(lower), _memory_of(higher), datatype)
 
-    def fold_call(self, *arguments: Any) -> FoldCall:
+    def check(self, datatype: Datatype) -> None:
+        """Raise ERR_OP if MPI does not define the operation for a datatype."""
+        if not self.is_predefined or self.name in ("replace", "no_op"):
+            return
+        dtype, takes_pairs = datatype._info().dtype, self.name in ("minloc", "maxloc")
+        if dtype.kind in "SU" or takes_pairs != (dtype.names is not None):
+            raise errors.Exception(errors.ERR_OP, f"{self.name} is not defined for {datatype.name}")
+
+    def fold_call(self, context: Any, kind: int, root: int, given: Any, *arguments: Any) -> FoldCall:
         """Return the reduction that gathers the arrays of the ranks, and combines them on each of them."""
-        return FoldCall(self, *arguments)
+        self.check(handle(Datatype, given.type))
+        return FoldCall(self, context, kind, root, given, *arguments)
 
 
 def _memory_of(array: Any) -> buffer:
@@ -124,8 +132,6 @@ def _place(first: Any, second: Any, is_better: Callable[[Any, Any], bool]) -> An
 
 
 def _place_arrays(first: Any, second: Any, is_better: Callable[[Any, Any], Any]) -> Any:
-    if first.dtype.names is None:
-        raise TypeError("it needs a datatype of pairs")
     x, y = first["value"], second["value"]
     takes_first = is_better(x, y) | ((x == y) & (first["place"] <= second["place"]))
     return np.where(takes_first, first, second)

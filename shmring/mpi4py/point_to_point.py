@@ -149,22 +149,22 @@ class Taking(MessageCall):
 
     def __init__(self, arrived: Arrived, room: Any) -> None:
         self.context, self.message, self.room = arrived.context, arrived.message, room
-        if self.message is None:
-            self.empty = _status_of_no_proc()
 
     def perform(self) -> Any:
         """Receive the message."""
-        return None if self.message is None else self.message.recv(self.room)
+        return self.message.recv(self.room)
 
     def begin(self) -> Any:
         """Begin to receive the message."""
-        return None if self.message is None else self.message.irecv(self.room)
+        return self.message.irecv(self.room)
 
 
-def _status_of_no_proc() -> Status:
-    status = Status()
-    status.source = PROC_NULL
-    return status
+def _receive_from_no_proc() -> Call:
+    """Return the receive of the message of PROC_NULL, which does nothing."""
+    call = Call()
+    call.empty = Status()
+    call.empty.source = PROC_NULL
+    return call
 
 
 class Message(handles.Named, Handle):
@@ -187,12 +187,20 @@ class Message(handles.Named, Handle):
     probe, iprobe = Probe, Iprobe
 
     def _taking(self, buf: Any) -> Call:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
-        call = Taking(self._ref, simple(buf, True).bytes)
+        arrived = self._arrived()
+        if arrived.message is None:
+            call = _receive_from_no_proc()
+        else:
+            call = Taking(arrived, simple(buf, True).bytes)
         if self is not MESSAGE_NO_PROC:
             self._ref = None
         return call
+
+    def _arrived(self) -> Arrived:
+        if self._ref is None:
+            raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
+        arrived: Arrived = self._ref
+        return arrived
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Receive the message."""
@@ -213,9 +221,7 @@ class Message(handles.Named, Handle):
         return made
 
     def _taking_object(self) -> Call:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
-        message = self._ref.message
+        message = self._arrived().message
         room = np.empty(0 if message is None else message.status.nbytes, np.uint8)
         call = self._taking(room)
         call.finish = lambda: pickle.loads(room) if room.nbytes else None

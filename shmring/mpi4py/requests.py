@@ -82,10 +82,27 @@ class Request(handles.Named, BaseRequest):
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
-        """Block until all calls are complete, and return their objects."""
+        """Block until all calls are complete, and return their objects.
+
+        If messages were too long, the others are complete, and ERR_IN_STATUS is raised.
+        """
         found = _statuses_for(requests, statuses)
-        results = [request._complete(status) for request, status in zip(requests, found, strict=True)]
+        results, truncated = [], {}
+        for index, (request, status) in enumerate(zip(requests, found, strict=True)):
+            try:
+                results.append(request._complete(status))
+            except errors.Exception as error:
+                if error.Get_error_class() != errors.ERR_TRUNCATE:
+                    raise
+                truncated[index] = error
+                if status is not None:
+                    status.error = errors.ERR_TRUNCATE
         _store(statuses, found)
+        if truncated:
+            first = next(iter(truncated.values()))
+            raise errors.Exception(
+                errors.ERR_IN_STATUS, f"requests {list(truncated)} failed, the first one by: {first}"
+            ) from first
         return results
 
     @classmethod

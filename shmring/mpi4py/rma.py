@@ -60,7 +60,7 @@ class Operations:
 
         The target is a displacement, or (displacement, count, datatype), and may end after each of them.
         """
-        window, data = self._window(), simple(origin, False)
+        window, data = self._window(), _message(target_rank, origin, False)
         place = _place_of(window, data, target_rank, target)
         if place is not None:
             given = data.bytes
@@ -70,7 +70,7 @@ class Operations:
     @reports
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
         """Read a message from the memory of a rank."""
-        window, data = self._window(), simple(origin, True)
+        window, data = self._window(), _message(target_rank, origin, True)
         place = _place_of(window, data, target_rank, target)
         if place is not None:
             taken = data.bytes
@@ -80,7 +80,7 @@ class Operations:
     @reports
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
         """Combine a message with the memory of a rank, atomically for each item."""
-        window, data = self._window(), simple(origin, False)
+        window, data = self._window(), _message(target_rank, origin, False)
         place = _place_of(window, data, target_rank, target)
         if place is not None:
             _combine(window, place, op, data, None)
@@ -90,7 +90,8 @@ class Operations:
         self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
     ) -> None:
         """As `Accumulate`; the result is what the memory held before."""
-        window, data, taken = self._window(), simple(origin, False), simple(result, True)
+        window = self._window()
+        data, taken = _message(target_rank, origin, False), _message(target_rank, result, True)
         place = _place_of(window, taken if op == _NO_OP else data, target_rank, target)
         if place is not None:
             _combine(window, place, op, data, taken)
@@ -183,6 +184,11 @@ def _place_of(window: Window, data: Data, rank: int, target: Any) -> Place | Non
     return place
 
 
+def _message(rank: int, spec: Any, is_written: bool) -> Data:
+    """Return the data of a specification. For PROC_NULL it may be anything."""
+    return simple([None, 0] if rank == _PROC_NULL else spec, is_written)
+
+
 def _check_fits(window: Window, moved: int, room: int) -> None:
     if moved > room:
         raise window.failure(
@@ -216,6 +222,6 @@ def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | Non
         if taken is not None:
             before = there.copy()
         if op != _NO_OP:
-            op._ref.fold(data.items.reshape(-1), there, handle(Datatype, place.type))
+            op._ref.fold(data.items, there, handle(Datatype, place.type))
     if taken is not None:
-        taken.items.reshape(-1)[:] = before
+        taken.items[:] = before

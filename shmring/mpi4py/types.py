@@ -301,7 +301,8 @@ def _make(constant: str, dtype: np.dtype[Any], size: int, char: str, code: str) 
 def _predefined() -> dict[str, Datatype]:
     found = {name: Datatype() for name in _MISSING}
     for constant, (char, aliases) in _BASIC.items():
-        dtype = np.dtype("S1" if char == "c" else char)
+        is_text = constant == "CHARACTER"  # operations are defined for CHAR, which is an integer
+        dtype = np.dtype("S1" if is_text else "b" if char == "c" else char)
         char = "U" if char == "U1" else char
         code = "U1" if char == "U" else "S1" if char == "c" else dtype.str[1:]
         made = _make(constant, dtype, dtype.itemsize, char, code)

@@ -117,6 +117,116 @@ def test_calls_among_ranks(tmp_path, nprocs):
     assert done.stdout.splitlines() == ["well"] * nprocs
 
 
+PARTS = """
+import threading
+import numpy as np
+from shmring import MPI
+
+comm, alone = MPI.COMM_WORLD, MPI.COMM_SELF
+rank, size = comm.rank, comm.size
+
+def code_of(call, *arguments):
+    try:
+        call(*arguments)
+    except MPI.Exception as error:
+        return error.Get_error_class()
+
+# A part of an array is combined where it lies; the rest stays.
+for kind in (np.double, np.longdouble):
+    x, y = np.arange(4, dtype=kind) + rank, np.zeros(4, kind)
+    comm.Allreduce([x, (2, 2)], [y, (2, 1)])
+    assert list(y) == [0, 5, 7, 0], y
+    comm.Allreduce(MPI.IN_PLACE, [x, (2, 2)])
+    assert list(x) == [rank, 1 + rank, 5, 7], x
+    MPI.SUM.Reduce_local([x, (2, 2)], [y, (2, 0)])
+    assert list(y) == [5, 12, 7, 0], y
+total = np.zeros(2)
+comm.Reduce_scatter_block(np.ones((size, 2)), total)
+assert list(total) == [size, size], total
+shaped = np.zeros((2, 3))
+MPI.SUM.Reduce_local(np.arange(6.0), shaped)
+assert (shaped == np.arange(6.0).reshape(2, 3)).all()
+
+# CHAR is an integer in reductions; CHARACTER has none.
+letters, both = np.array([1, 2], "i1"), np.zeros(2, "i1")
+for op, expected in ((MPI.SUM, [2, 4]), (MPI.MAX, [1, 2]), (MPI.BXOR, [0, 0]), (MPI.LAND, [1, 1])):
+    comm.Allreduce([letters, MPI.CHAR], [both, MPI.CHAR], op)
+    assert list(both) == expected, (op.name, both)
+wrong = [letters, MPI.CHARACTER], [both, MPI.CHARACTER]
+assert code_of(MPI.SUM.Reduce_local, *wrong) == code_of(MPI.MINLOC.Reduce_local, letters, both) == MPI.ERR_OP
+given, taken = np.array([b"a", b"b"]), np.zeros(2, "S1")
+alone.Sendrecv(given, 0, 0, taken, 0, 0)
+assert (given == taken).all()
+pairs = np.array([(rank, 1), (5, rank)], "i,i")
+best = np.zeros(1, "i,i")
+comm.Reduce_scatter([pairs, MPI.INT_INT], [best, MPI.INT_INT], [1, 1], MPI.MAXLOC)
+assert tuple(best[0]) == [(1, 1), (5, 0)][rank], best
+
+# A group that begins empty has this process if it is added.
+group = MPI.Group.Union(MPI.GROUP_EMPTY, comm.Get_group())
+assert group.Get_rank() == rank and group.Incl([]) == MPI.GROUP_EMPTY
+
+# None is a message only beside a count, and to PROC_NULL.
+for call in (comm.Dup().Bcast, lambda none: alone.Send(none, 0), lambda none: alone.Recv(none, 0)):
+    try:
+        call(None)
+        raise AssertionError
+    except TypeError:
+        pass
+alone.Sendrecv([None, 0, MPI.INT], 0, 0, [None, 0, MPI.INT], 0, 0)
+alone.Send(None, MPI.PROC_NULL)
+alone.Sendrecv(None, MPI.PROC_NULL, 0, None, MPI.PROC_NULL)
+
+# A message from PROC_NULL is received beside other threads.
+over = threading.Event()
+other = threading.Thread(target=over.wait)
+other.start()
+status = MPI.Status()
+alone.Mprobe(MPI.PROC_NULL).Recv(np.zeros(1), status)
+assert status.source == MPI.PROC_NULL
+assert alone.mprobe(MPI.PROC_NULL).irecv().wait() is None
+over.set()
+other.join()
+
+# Messages that are too long fail alone.
+rooms = [np.zeros(1), np.zeros(1)]
+requests = [alone.Irecv(room, 0, tag) for tag, room in enumerate(rooms)]
+alone.Send(np.ones(2), 0, 0)
+alone.Send(np.ones(1), 0, 1)
+statuses = [MPI.Status(), MPI.Status()]
+assert code_of(MPI.Request.Waitall, requests, statuses) == MPI.ERR_IN_STATUS
+assert [status.error for status in statuses] == [MPI.ERR_TRUNCATE, 0] and rooms[1][0] == 1
+print("well")
+"""
+
+
+def test_parts_and_kinds_of_messages(tmp_path):
+    done = run_code(tmp_path, PARTS, "--no-prefix")
+    assert done.stdout.splitlines() == ["well"] * 2, done.stderr
+
+
+RECEIVES_AFTER_FREE = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+dup, room = comm.Dup(), np.zeros(1)
+if comm.rank == 0:
+    request = dup.Irecv(room, 1)
+comm.Barrier()
+if comm.rank == 1:
+    request = dup.Isend(np.ones(1), 0)
+dup.Free()
+request.Wait()
+print(*room)
+"""
+
+
+def test_a_receive_is_completed_after_its_communicator_is_freed(tmp_path):
+    done = run_code(tmp_path, RECEIVES_AFTER_FREE, "--no-prefix")
+    assert sorted(done.stdout.splitlines()) == ["0.0", "1.0"], done.stderr
+
+
 NO_MEMORY_BEFORE_A_CHILD_IS_COUNTED = """
 from shmring import MPI
 
@@ -154,18 +264,32 @@ import numpy as np
 from shmring import MPI
 
 comm = MPI.COMM_WORLD
+is_right = comm.rank == 0
 try:
-    comm.Allreduce(np.zeros(2), np.zeros(2 if comm.rank else 3))
-except ValueError:
+    CALL
+except (TypeError, ValueError):
     print("refused")
 except MPI.Exception as error:
-    print("told", type(error.__cause__).__name__)
+    print("told" if error.__cause__ else "refused", type(error.__cause__).__name__)
 """
+REFUSED_CALLS = [
+    "comm.Allreduce(np.zeros(2), np.zeros(3 - is_right))",
+    "comm.bcast(1, 0 if is_right else 9)",
+    "comm.gather(1, 0 if is_right else 9)",
+    "comm.scatter([1, 2], 0 if is_right else 9)",
+    "comm.Create(comm.Get_group() if is_right else None)",
+    "comm.Split_type(MPI.COMM_TYPE_SHARED if is_right else 77)",
+    "comm.Create_cart([2 if is_right else 9])",
+    "comm.Create_graph([0] * (3 if is_right else 4), [])",
+]
 
 
-def test_a_wrong_argument_on_one_rank_keeps_no_other_waiting(tmp_path):
-    done = run_code(tmp_path, REFUSED, "--no-prefix")
-    assert sorted(done.stdout.splitlines()) == ["refused", "told Mismatch"], done.stderr
+@pytest.mark.parametrize("call", REFUSED_CALLS)
+def test_a_wrong_argument_on_one_rank_keeps_no_other_waiting(tmp_path, call):
+    done = run_code(tmp_path, REFUSED.replace("CALL", call), "--no-prefix")
+    told, *refused = sorted(done.stdout.splitlines(), reverse=True)
+    assert told == "told Mismatch", done.stderr
+    assert refused[0].startswith("refused"), done.stderr
 
 
 PERSISTENT = """

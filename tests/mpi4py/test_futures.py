@@ -1,8 +1,12 @@
 """mpi4py.futures on the ranks of a communicator."""
 
+from concurrent.futures import Future
+
 import pytest
 from combinations import first
 from running import run_code
+
+from shmring.mpi4py.futures.composed import collect, compose
 
 HEAD = """
 import time
@@ -90,8 +94,36 @@ def test_an_initializer_runs_on_each_worker_and_breaks_the_executor_if_it_fails(
                         time.sleep(0.01)
                 except futures.BrokenExecutor as error:
                     print(repr(error.__cause__))
+        with futures.MPICommExecutor(initializer=fail, initargs=(2,)) as executor:
+            if executor is not None:
+                print(repr(executor.submit(square, 1).exception()))
     """
-    assert run(tmp_path, code, nprocs=3) == ["{'a'}", "ValueError(1)"]
+    broken = "BrokenExecutor('the initializer failed')"
+    assert run(tmp_path, code, nprocs=3) == ["{'a'}", "ValueError(1)", broken]
+
+
+def test_futures_are_made_of_futures():
+    one, other = Future(), Future()
+    both = collect([one, other])
+    length = compose(both, len)
+    named = compose(one, excepthook=lambda error: "failed")
+    raised = compose(other, lambda value: 1 // value, lambda error: OSError(7))
+    one.set_result(3)
+    assert not both.done()
+    other.set_result(0)
+    assert (both.result(), length.result(), named.result()) == ([3, 0], 2, 3)
+    assert isinstance(raised.exception(), ZeroDivisionError)
+    assert collect([]).result() == []
+    failing, never = Future(), Future()
+    both = collect([failing, never])
+    named = compose(failing, excepthook=lambda error: "failed")
+    other = compose(failing, excepthook=lambda error: OSError(7))
+    failing.set_exception(ValueError(5))
+    assert isinstance(both.exception(), ValueError)
+    assert isinstance(other.exception(), OSError)
+    assert named.result() == "failed"
+    assert compose(never).cancel()
+    assert never.cancelled()
 
 
 def test_shutdown_waits_or_cancels(tmp_path):

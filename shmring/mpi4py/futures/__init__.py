@@ -2,6 +2,7 @@
 
 MPICommExecutor   in pool: an executor on one rank, whose workers are the other ranks
 MPIPoolExecutor   with `python -m mpi4py.futures` (server, __main__): rank 0 runs the program, the others work
+collect, compose  in composed: futures made of other futures
 """
 
 from concurrent.futures import (
@@ -18,6 +19,7 @@ from concurrent.futures import (
     wait,
 )
 
+from .composed import collect, compose
 from .pool import MPICommExecutor, MPIPoolExecutor, ProcessPoolExecutor, ThreadPoolExecutor, get_comm_workers
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "ThreadPoolExecutor",
     "TimeoutError",
     "as_completed",
+    "collect",
+    "compose",
     "get_comm_workers",
     "wait",
 ]

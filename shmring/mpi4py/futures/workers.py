@@ -109,7 +109,7 @@ class Manager:
                 continue
             worker = self._idle[0]
             try:
-                self._tasks.send(task.call, worker, _TASK)
+                self._tasks.send((task.executor, task.call), worker, _TASK)
             except BaseException as error:  # the call does not pickle
                 task.future.set_exception(error)
                 continue
@@ -174,7 +174,7 @@ def serve(comm: Any, root: int) -> None:
             if status.tag == _BEGIN:
                 _initialize(message.recv(), results, root, broken)
             else:
-                _carry_out(message, results, root)
+                _carry_out(message, results, root, broken)
     finally:
         comm_workers.pop().Free()
         tasks.Free()
@@ -190,9 +190,11 @@ def _initialize(given: Any, results: Any, root: int, broken: set[int]) -> None:
         results.send((executor, _sendable(error)), root, _BROKEN)
 
 
-def _carry_out(message: Any, results: Any, root: int) -> None:
+def _carry_out(message: Any, results: Any, root: int, broken: set[int]) -> None:
     try:
-        function, arguments, keywords = message.recv()
+        executor, (function, arguments, keywords) = message.recv()
+        if executor in broken:
+            raise BrokenExecutor("the initializer failed")
         result = function(*arguments, **keywords)
         results.send(result, root, _RESULT)
     except BaseException as error:
