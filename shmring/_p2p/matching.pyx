@@ -516,7 +516,6 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
 cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     cdef Peer *p = &m.peer[source]
     cdef Message *message
-    cdef Failure failure
     cdef sr_frame head
     cdef int status
     if m.first_receive == NULL:
@@ -543,11 +542,9 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     p.incoming.offset = 0
     begin_copy(m, p, head.flags & SR_FRAME_OFFER != 0)
     message.state = MOVING
-    failure = failure_of(message)
-    if failure != NO_FAILURE:
-        p.receiver = NULL
-        p.incoming.data = NULL
-        end_receive(m, message, failure)
+    message.failure = failure_of(message)
+    if message.failure != NO_FAILURE:
+        p.incoming.data = NULL   # receive and discard all bytes: until then the sender waits for room in the ring
     return PROGRESSED
 
 

@@ -102,6 +102,26 @@ def test_a_message_that_does_not_fit_is_an_error_and_only_it_is_lost(world_of, c
     assert calls == ("send(float64[4] in Fortran order)", "recv(float64[4])")
 
 
+def fail_to_receive(comm, count):
+    """After the failed receive rank 1 makes no call on messages."""
+    for take in (comm.recv, lambda x: comm.irecv(x).wait()):
+        for room in (np.empty(count - 1), np.empty(count, "i8")):
+            if comm.rank == 0:
+                comm.send(np.zeros(count), 1)
+            else:
+                with pytest.raises((shmring.Truncated, shmring.Mismatch)):
+                    take(room)
+            comm.barrier()
+
+
+def test_a_sender_does_not_wait_after_a_receive_that_failed(world_of):
+    world_of(2, SHMRING_MESSAGE_RING=TINY, SHMRING_TIMEOUT=15)(fail_to_receive, 1000)
+
+
+def test_a_sender_on_another_host_does_not_wait_after_a_receive_that_failed(world_over_hosts):
+    world_over_hosts([0, 1], SHMRING_TIMEOUT=15)(fail_to_receive, 1_000_000)
+
+
 def receive_an_object_that_is_none(comm):
     if comm.rank == 0:
         comm.send(np.arange(3), 1)
