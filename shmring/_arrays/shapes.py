@@ -10,7 +10,10 @@ import numpy as np
 
 def as_numpy(x: Any) -> np.ndarray[Any, Any]:
     """Return x as a NumPy array. bytes become an array of uint8, where NumPy would make one string."""
-    return np.asarray(memoryview(x) if isinstance(x, bytes) else x)
+    found = np.asarray(memoryview(x) if isinstance(x, bytes) else x)
+    if found.dtype == object and found.ndim == 0 and hasattr(x, "__dlpack__"):
+        return np.from_dlpack(x)  # NumPy does not try it by itself
+    return found
 
 
 def joined(x: Any, size: int) -> np.ndarray[Any, Any]:

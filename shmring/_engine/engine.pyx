@@ -660,6 +660,7 @@ cdef class Engine(State):
                 self.leave_to_background()
             if not is_finished(q, task):
                 return False
+        reap(q)   # the progress thread may sleep, and would keep the arrays of this call
         if task.status != DONE:
             self.raise_over()
         return True

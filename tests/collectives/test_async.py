@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -159,6 +160,24 @@ def forget_works(comm):
 
 def test_the_queue_keeps_what_is_needed(world_of):
     assert all(world_of(3, **TINY)(forget_works))
+
+
+class Tracked(np.ndarray):
+    """An array that can be referenced weakly."""
+
+
+def wait_and_forget(comm):
+    left = []
+    for _ in range(20):
+        x = np.ones(200_000).view(Tracked)
+        left.append(weakref.ref(x))
+        comm.all_reduce(x, async_op=True).wait()
+        del x
+    return sum(reference() is not None for reference in left)
+
+
+def test_the_queue_keeps_nothing_of_calls_that_were_waited_for(world_of):
+    assert world_of(2)(wait_and_forget) == [0, 0]
 
 
 # ---- waiting threads --------------------------------------------------------------------------------------

@@ -140,6 +140,19 @@ def test_every_make_can_be_broadcast(world_of):
     assert world_of(2)(broadcast_all_makes) == [want, want]
 
 
+def make_results(comm):
+    """Call the collectives that make an array like x, with arrays that NumPy does not take by itself."""
+    calls = (comm.gather, comm.all_gather, comm.all_to_all, comm.reduce_scatter, comm.all_gather_v)
+    for make in (DLPack, Interface):
+        for call in calls:
+            found, expected = call(make(np.arange(4.0))), call(np.arange(4.0))
+            assert np.array_equal(found, expected), call.__name__
+
+
+def test_results_are_made_like_arrays_of_every_make(world_of):
+    world_of(2)(make_results)
+
+
 def give_and_take_memory(comm):
     """Call the collectives that split or join the result, that send it, or whose lengths ranks choose."""
     size, rank = comm.size, comm.rank
