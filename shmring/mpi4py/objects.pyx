@@ -217,7 +217,12 @@ cdef class ObjectCaller(Caller):
     def bcast(self, obj=None, root=0):
         """Return the root's object on all ranks."""
         cdef Context context = context_of(self)
-        cdef int number = self._refusing("broadcast", self._check_root, root)
+        cdef int number
+        try:
+            number = context.root_of(root)
+        except Exception:
+            context.opened().engine.refuse(BROADCAST)
+            raise
         if is_only_thread(context):
             data = broadcast(context, obj, number)
         else:

@@ -57,7 +57,7 @@ def compose(
             _copy_failure(done, composed)
         elif error is not None:
             assert excepthook is not None
-            _complete(composed, partial(excepthook, error))
+            _complete(composed, partial(excepthook, error), raises_returned=True)
         else:
             _complete(composed, done.result if resulthook is None else partial(resulthook, done.result()))
 
@@ -66,8 +66,8 @@ def compose(
     return composed
 
 
-def _complete(future: Future[Any], function: Callable[[], Any]) -> None:
-    """Set the future to what a function returns or raises; an exception that it returns is raised, too."""
+def _complete(future: Future[Any], function: Callable[[], Any], raises_returned: bool = False) -> None:
+    """Set the future to what a function returns or raises. It may also raise an exception that it returns."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -75,7 +75,7 @@ def _complete(future: Future[Any], function: Callable[[], Any]) -> None:
     except BaseException as error:
         future.set_exception(error)
     else:
-        if isinstance(result, BaseException):
+        if raises_returned and isinstance(result, BaseException):
             future.set_exception(result)
         else:
             future.set_result(result)
