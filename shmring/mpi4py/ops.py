@@ -35,6 +35,7 @@ class OpInfo:
         """Combine two arrays of items; the result is written to the second."""
         if self.is_predefined:
             self.check(datatype)
+            assert self.on_arrays is not None
             try:
                 higher[...] = self.on_arrays(lower, higher)
             except TypeError as error:
