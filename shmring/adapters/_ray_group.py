@@ -90,15 +90,30 @@ class Group(BaseGroup):  # type: ignore[misc]
 def _meet(world_size: int, rank: int, group_name: str) -> shmring.Comm:
     """Join the world, which rank 0 publishes in Ray's key-value store and deletes when all have joined."""
     name = f"shmring {ray.get_runtime_context().namespace} {group_name}"
-    if rank > 0:
-        return shmring.init(_look_up(name, group_name), rank)
+    comm = _publish(name, world_size) if rank == 0 else _join(name, rank, group_name)
+    try:
+        if rank == 0:
+            internal_kv._internal_kv_del(name)
+        comm.barrier()  # a rank that makes the group again must not find the name of this world
+    except BaseException:
+        comm.close()
+        raise
+    return comm
+
+
+def _publish(name: str, world_size: int) -> shmring.Comm:
     address = join_address(ray.util.get_node_ip_address(), free_port())
     world = shmring.world(world_size, address=address)
     internal_kv._internal_kv_put(name, pickle.dumps(world), overwrite=True)
     try:
-        return shmring.init(world, rank)
-    finally:
+        return shmring.init(world, 0)
+    except BaseException:
         internal_kv._internal_kv_del(name)
+        raise
+
+
+def _join(name: str, rank: int, group_name: str) -> shmring.Comm:
+    return shmring.init(_look_up(name, group_name), rank)
 
 
 def _look_up(name: str, group_name: str) -> shmring.World:

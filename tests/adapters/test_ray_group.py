@@ -1,0 +1,79 @@
+"""Groups of `ray.util.collective` on shmring: their start, and the tensors that calls take and refuse."""
+
+import sys
+
+import pytest
+from engines import assert_well, needs, start, write_script
+
+GROUPS = """
+    import contextlib, time
+    import ray
+    from ray.experimental import internal_kv
+    from ray.util import collective
+    from shmring.adapters import ray as adapter
+
+    @ray.remote(num_cpus=0)
+    class Actor:
+        def run(self, function, *arguments):
+            try:
+                return function(*arguments)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+    def on_both(function, *arguments):
+        calls = [actor.run.remote(function, rank, *arguments) for rank, actor in enumerate(actors)]
+        return ray.get(calls, timeout=60)
+
+    def start(rank):
+        collective.init_collective_group(2, rank, "SHMRING", "group")
+
+    def end(rank):
+        collective.destroy_collective_group("group")
+
+    # --- the start ---
+
+    @contextlib.contextmanager
+    def replaced(module, name, function):
+        before = getattr(module, name)
+        setattr(module, name, function)
+        try:
+            yield before
+        finally:
+            setattr(module, name, before)
+
+    def start_twice(rank):
+        def delete_late(name):
+            time.sleep(0.5)  # the other rank would find the name again meanwhile
+            delete(name)
+
+        with replaced(internal_kv, "_internal_kv_del", delete_late) as delete:
+            for _ in range(2):
+                start(rank)
+                end(rank)
+
+    def start_without_deletion(rank):
+        def fail(name):
+            raise OSError("no store")
+
+        with replaced(internal_kv, "_internal_kv_del", fail):
+            collective.init_collective_group(2, rank, "SHMRING", "not deleted")
+
+    def check_start():
+        assert on_both(start_twice) == [None, None]
+        first, other = on_both(start_without_deletion)
+        assert first == "OSError: no store" and other.startswith("RankFailed: rank 0"), (first, other)
+
+    if __name__ == "__main__":
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        actors = [Actor.remote() for _ in range(2)]
+        adapter.register_backend(actors)
+        check_start()
+        ray.shutdown()
+        print("well")
+    """
+
+
+@needs("ray")
+@pytest.mark.limit(240)
+def test_ray_group(tmp_path):
+    assert_well(start(sys.executable, write_script(tmp_path, GROUPS), SHMRING_TIMEOUT="30"))
