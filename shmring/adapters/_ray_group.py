@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ _OPS = {
 }
 _FIRST_RANK_S = 60.0  # limit for rank 0 to publish the world
 _POLL_S = 0.02
+_CHECK_S = 0.5  # a rank that joins checks this often whether rank 0 has started again
 
 
 class Group(BaseGroup):  # type: ignore[misc]
@@ -113,10 +114,34 @@ def _publish(name: str, world_size: int) -> shmring.Comm:
 
 
 def _join(name: str, rank: int, group_name: str) -> shmring.Comm:
-    return shmring.init(_look_up(name, group_name), rank)
+    """Join the published world. If rank 0 dies before all have joined, a new rank 0 publishes another."""
+    while True:
+        found = _look_up(name, group_name)
+        try:
+            return shmring.init(pickle.loads(found), rank, check=_check_replaced(name, found))
+        except _Replaced:
+            continue
 
 
-def _look_up(name: str, group_name: str) -> shmring.World:
+class _Replaced(shmring.Error):
+    pass
+
+
+def _check_replaced(name: str, found: bytes) -> Callable[[], None]:
+    """Return a function that raises _Replaced once another world is published."""
+    due = time.monotonic() + _CHECK_S
+
+    def check() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            if internal_kv._internal_kv_get(name) not in (None, found):  # None: all have joined
+                raise _Replaced("rank 0 has started again, and published another world", rank=0)
+            due = time.monotonic() + _CHECK_S
+
+    return check
+
+
+def _look_up(name: str, group_name: str) -> bytes:
     until = time.monotonic() + _FIRST_RANK_S
     while (found := internal_kv._internal_kv_get(name)) is None:
         if time.monotonic() > until:
@@ -125,9 +150,7 @@ def _look_up(name: str, group_name: str) -> shmring.World:
                 rank=0,
             )
         time.sleep(_POLL_S)
-    world = pickle.loads(found)
-    assert isinstance(world, shmring.World)
-    return world
+    return bytes(found)
 
 
 def _op(options: Any) -> shmring.Op:

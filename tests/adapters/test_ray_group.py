@@ -6,8 +6,8 @@ import pytest
 from engines import assert_well, needs, start, write_script
 
 GROUPS = """
-    import contextlib, time
-    import ray
+    import contextlib, os, time
+    import ray, shmring
     from ray.experimental import internal_kv
     from ray.util import collective
     from shmring.adapters import ray as adapter
@@ -63,11 +63,26 @@ GROUPS = """
         first, other = on_both(start_without_deletion)
         assert first == "OSError: no store" and other.startswith("RankFailed: rank 0"), (first, other)
 
+    def die_at_start(rank):
+        with replaced(shmring, "init", lambda *world_and_rank: os._exit(3)):
+            start(rank)
+
+    def check_start_after_a_death():
+        lost = Actor.remote()
+        ray.get(lost.__ray_call__.remote(adapter._register))
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            ray.get(lost.run.remote(die_at_start, 0))
+        early = actors[1].run.remote(start, 1)
+        time.sleep(1)  # rank 1 begins to join the world of the dead rank 0
+        assert ray.get([actors[0].run.remote(start, 0), early]) == [None, None]
+        on_both(end)
+
     if __name__ == "__main__":
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         actors = [Actor.remote() for _ in range(2)]
         adapter.register_backend(actors)
         check_start()
+        check_start_after_a_death()
         ray.shutdown()
         print("well")
     """
