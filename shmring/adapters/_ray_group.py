@@ -5,10 +5,11 @@ Only register_backend imports this module, since the class derives from a class 
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,40 +53,59 @@ class Group(BaseGroup):  # type: ignore[misc]
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = None) -> None:
         """Reduce in place."""
-        self._comm.all_reduce(_one(tensor), op=_op(allreduce_options))
+        with self._refusing("all_reduce"):
+            x = _one(tensor)
+        self._comm.all_reduce(x, op=_op(allreduce_options))
 
     def barrier(self, barrier_options: Any = None) -> None:
         self._comm.barrier()
 
     def reduce(self, tensor: list[Any], reduce_options: Any = None) -> None:
         """Reduce in place on the root; the other tensors do not change."""
-        self._comm.reduce(_one(tensor), op=_op(reduce_options), root=getattr(reduce_options, "root_rank", 0))
+        root = getattr(reduce_options, "root_rank", 0)
+        with self._refusing("reduce"):
+            x = _one(tensor, is_written=self.rank == root)
+        self._comm.reduce(x, op=_op(reduce_options), root=root)
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any = None) -> None:
-        self._comm.broadcast(_one(tensor), root=getattr(broadcast_options, "root_rank", 0))
+        root = getattr(broadcast_options, "root_rank", 0)
+        with self._refusing("broadcast"):
+            x = _one(tensor, is_written=self.rank != root)
+        self._comm.broadcast(x, root=root)
 
     def allgather(
         self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None
     ) -> None:
         """Copy rank r's tensor to tensor_list[0][r]."""
-        x = _one(tensor)
-        gathered = _stack([x] * self.world_size)
+        with self._refusing("all_gather"):
+            x, parts = _one(tensor, is_written=False), _each(tensor_list, is_written=True)
+            gathered = _stack([x] * self.world_size)
         self._comm.all_gather(x, out=gathered)
-        for there, here in zip(_each(tensor_list), gathered, strict=True):
+        for there, here in zip(parts, gathered, strict=True):
             _copy(there, here)
 
     def reducescatter(
         self, tensor: list[Any], tensor_list: list[list[Any]], reducescatter_options: Any = None
     ) -> None:
         """Set tensor to the reduced tensor_list[0][rank]; the list does not change."""
-        parts = _stack(_each(tensor_list))
-        self._comm.reduce_scatter(parts, op=_op(reducescatter_options), out=_one(tensor))
+        with self._refusing("reduce_scatter"):
+            out, x = _one(tensor), _stack(_each(tensor_list, is_written=False))
+        self._comm.reduce_scatter(x, op=_op(reducescatter_options), out=out)
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
-        self._comm.send(_one(tensor), send_options.dst_rank)
+        self._comm.send(_one(tensor, is_written=False), send_options.dst_rank)
 
     def recv(self, tensor: list[Any], recv_options: Any) -> None:
         self._comm.recv(_one(tensor), recv_options.src_rank)
+
+    @contextlib.contextmanager
+    def _refusing(self, kind: Any) -> Iterator[None]:
+        """Report an error before the collective is called to the ranks that wait in it."""
+        try:
+            yield
+        except Exception:
+            self._comm.refuse(kind)
+            raise
 
 
 def _meet(world_size: int, rank: int, group_name: str) -> shmring.Comm:
@@ -157,19 +177,25 @@ def _op(options: Any) -> shmring.Op:
     return _OPS[getattr(options, "reduceOp", ReduceOp.SUM)]
 
 
-def _one(tensors: Sequence[Any]) -> Any:
+def _one(tensors: Sequence[Any], *, is_written: bool = True) -> Any:
     if len(tensors) != 1:
         raise ValueError(f"an actor passed {len(tensors)} tensors; shmring takes one, on the CPU")
-    return _without_gradient(tensors[0])
+    return _usable(tensors[0], is_written)
 
 
-def _each(tensor_lists: Sequence[Sequence[Any]]) -> list[Any]:
+def _each(tensor_lists: Sequence[Sequence[Any]], *, is_written: bool) -> list[Any]:
     if len(tensor_lists) != 1:
         raise ValueError(f"an actor passed {len(tensor_lists)} lists of tensors; shmring takes one")
-    return [_without_gradient(tensor) for tensor in tensor_lists[0]]
+    return [_usable(tensor, is_written) for tensor in tensor_lists[0]]
 
 
-def _without_gradient(tensor: Any) -> Any:
+def _usable(tensor: Any, is_written: bool) -> Any:
+    """Return the tensor without its gradient. Raise ValueError if the call would write to a read-only one."""
+    if is_written and isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+        raise ValueError(
+            "this call writes to an array that is read-only; in Ray an actor's arguments and the results of "
+            "ray.get are, since processes share their memory; pass a copy, x = x.copy()"
+        )
     return tensor.detach() if _is_torch(tensor) else tensor
 
 

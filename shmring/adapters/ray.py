@@ -106,6 +106,9 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
     on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU, contiguous in memory. Registering
     again does nothing.
 
+    In Ray the NumPy arrays among an actor's arguments, and those that `ray.get` returns, are read-only, since
+    processes share their memory. A call that would write to one raises ValueError: copy it, `x = x.copy()`.
+
     Parameters
     ----------
     actors : list of actor handles

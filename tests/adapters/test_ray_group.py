@@ -6,11 +6,16 @@ import pytest
 from engines import assert_well, needs, start, write_script
 
 GROUPS = """
-    import contextlib, os, time
-    import ray, shmring
+    import contextlib, os, time, warnings
+    import numpy as np, ray, shmring
     from ray.experimental import internal_kv
     from ray.util import collective
     from shmring.adapters import ray as adapter
+
+    try:
+        import torch
+    except ImportError:
+        torch = None
 
     @ray.remote(num_cpus=0)
     class Actor:
@@ -29,6 +34,12 @@ GROUPS = """
 
     def end(rank):
         collective.destroy_collective_group("group")
+
+    def in_group(function, *arguments):
+        assert on_both(start) == [None, None]
+        results = on_both(function, *arguments)
+        assert on_both(end) == [None, None]
+        return results
 
     # --- the start ---
 
@@ -77,12 +88,45 @@ GROUPS = """
         assert ray.get([actors[0].run.remote(start, 0), early]) == [None, None]
         on_both(end)
 
+    # --- arguments of actors, which are read-only ---
+
+    def write_to_argument(rank, call, x):
+        x = x.copy() if rank == 0 else x
+        if call == "allgather":
+            collective.allgather([np.empty(3), x], np.ones(3), "group")
+        elif call == "reducescatter":
+            collective.reducescatter(x, [np.ones(3)] * 2, "group")
+        elif call == "reduce":
+            collective.reduce(x, 1, "group")
+        else:
+            getattr(collective, call)(x, group_name="group")
+
+    def read_argument(rank, x):
+        out = np.zeros(3), np.zeros(3)
+        collective.allgather(list(out), x, "group")
+        collective.reducescatter(out[0], [x, x], "group")
+        collective.broadcast(out[1] if rank else x, 0, "group")
+        collective.reduce(x if rank else out[0], 0, "group")
+        if torch:
+            with warnings.catch_warnings(action="error"):
+                collective.reducescatter(torch.zeros(3, dtype=torch.float64), [x, x], "group")
+        return float(out[0][0]), float(out[1][0])
+
+    def check_arguments():
+        for call in "allreduce", "broadcast", "reduce", "allgather", "reducescatter":
+            other, refused = in_group(write_to_argument, call, np.ones(3))
+            assert other.startswith("Mismatch: ") and "refused" in other, (call, other)
+            assert refused.startswith("ValueError: ") and "in Ray" in refused, (call, refused)
+            assert "x = x.copy()" in refused, (call, refused)
+        assert in_group(read_argument, np.ones(3)) == [(3, 1), (2, 1)]
+
     if __name__ == "__main__":
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         actors = [Actor.remote() for _ in range(2)]
         adapter.register_backend(actors)
         check_start()
         check_start_after_a_death()
+        check_arguments()
         ray.shutdown()
         print("well")
     """
