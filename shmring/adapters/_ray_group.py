@@ -79,6 +79,7 @@ class Group(BaseGroup):  # type: ignore[misc]
         """Copy rank r's tensor to tensor_list[0][r]."""
         with self._refusing("all_gather"):
             x, parts = _one(tensor, is_written=False), _each(tensor_list, is_written=True)
+            _check_alike(x, parts)
             gathered = _stack([x] * self.world_size)
         self._comm.all_gather(x, out=gathered)
         for there, here in zip(parts, gathered, strict=True):
@@ -89,7 +90,9 @@ class Group(BaseGroup):  # type: ignore[misc]
     ) -> None:
         """Set tensor to the reduced tensor_list[0][rank]; the list does not change."""
         with self._refusing("reduce_scatter"):
-            out, x = _one(tensor), _stack(_each(tensor_list, is_written=False))
+            out, parts = _one(tensor), _each(tensor_list, is_written=False)
+            _check_alike(out, parts)
+            x = _stack(parts)
         self._comm.reduce_scatter(x, op=_op(reducescatter_options), out=out)
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
@@ -197,6 +200,21 @@ def _usable(tensor: Any, is_written: bool) -> Any:
             "ray.get are, since processes share their memory; pass a copy, x = x.copy()"
         )
     return tensor.detach() if _is_torch(tensor) else tensor
+
+
+def _check_alike(tensor: Any, others: Sequence[Any]) -> None:
+    """Raise RuntimeError if shapes or dtypes differ, as Ray's gloo does for shapes."""
+    expected = _described(tensor)
+    for other in map(_described, others):
+        if other != expected:
+            raise RuntimeError(
+                f"tensor is {expected}, and tensor_list has {other}: all need the same shape and dtype"
+            )
+
+
+def _described(tensor: Any) -> str:
+    """Return the dtype and the shape, as "float32[2, 3]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _is_torch(tensor: Any) -> bool:

@@ -120,6 +120,39 @@ GROUPS = """
             assert "x = x.copy()" in refused, (call, refused)
         assert in_group(read_argument, np.ones(3)) == [(3, 1), (2, 1)]
 
+    # --- tensors of a list that differ from the other tensor ---
+
+    def refuse_unlike(rank):
+        x, zeros = np.ones(3), [np.zeros(shape) for shape in [(2, 3), (3, 1)]]
+        zeros += [np.zeros(3, dtype) for dtype in ["i8", "f4"]] + ([torch.zeros(3)] if torch else [])
+        for other in zeros:
+            for out, parts in [(other, [x, x]), (x.copy(), [x, other]), (None, [x.copy(), other])]:
+                try:
+                    if out is None:
+                        collective.allgather(parts, x, "group")
+                    else:
+                        collective.reducescatter(out, parts, "group")
+                    raise AssertionError("nothing was raised")
+                except RuntimeError as error:
+                    assert type(error) is RuntimeError, repr(error)
+        assert not any(other.any() for other in zeros)
+        collective.allreduce(x, "group")  # the communicator goes on
+        return float(x[0])
+
+    def refuse_on_rank_1(rank, gathers):
+        x, other = np.ones(3), np.ones(3 + rank)
+        if gathers:
+            collective.allgather([x.copy(), other], x, "group")
+        else:
+            collective.reducescatter(x, [x, other], "group")
+
+    def check_unlike():
+        assert in_group(refuse_unlike) == [2, 2]
+        for gathers in False, True:
+            other, refused = in_group(refuse_on_rank_1, gathers)
+            assert other.startswith("Mismatch: ") and "refused" in other, other
+            assert refused.startswith("RuntimeError: ") and "float64[4]" in refused, refused
+
     if __name__ == "__main__":
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         actors = [Actor.remote() for _ in range(2)]
@@ -127,6 +160,7 @@ GROUPS = """
         check_start()
         check_start_after_a_death()
         check_arguments()
+        check_unlike()
         ray.shutdown()
         print("well")
     """
