@@ -80,7 +80,7 @@ class Group(BaseGroup):  # type: ignore[misc]
         with self._refusing("all_gather"):
             x, parts = _one(tensor, is_written=False), _each(tensor_list, is_written=True)
             _check_alike(x, parts)
-            gathered = _stack([x] * self.world_size)
+            x, gathered = _in_c_order(x), _rows(self.world_size, x)
         self._comm.all_gather(x, out=gathered)
         for there, here in zip(parts, gathered, strict=True):
             _copy(there, here)
@@ -92,8 +92,13 @@ class Group(BaseGroup):  # type: ignore[misc]
         with self._refusing("reduce_scatter"):
             out, parts = _one(tensor), _each(tensor_list, is_written=False)
             _check_alike(out, parts)
-            x = _stack(parts)
-        self._comm.reduce_scatter(x, op=_op(reducescatter_options), out=out)
+            x = _rows(len(parts), out)
+            for row, part in enumerate(parts):
+                _copy(x[row, ...], part)
+            reduced = _in_c_order(out)  # is out itself, or a copy
+        self._comm.reduce_scatter(x, op=_op(reducescatter_options), out=reduced)
+        if reduced is not out:
+            _copy(out, reduced)
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
         self._comm.send(_one(tensor, is_written=False), send_options.dst_rank)
@@ -222,12 +227,20 @@ def _is_torch(tensor: Any) -> bool:
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
-def _stack(tensors: Sequence[Any]) -> Any:
-    return sys.modules["torch"].stack(list(tensors)) if _is_torch(tensors[0]) else np.stack(tensors)
+def _in_c_order(tensor: Any) -> Any:
+    return tensor.contiguous() if _is_torch(tensor) else np.asanyarray(tensor, order="C")
+
+
+def _rows(count: int, tensor: Any) -> Any:
+    """Return a new array in C order for `count` tensors like this one."""
+    shape = (count, *tensor.shape)
+    return tensor.new_empty(shape) if _is_torch(tensor) else np.empty(shape, tensor.dtype)
 
 
 def _copy(there: Any, here: Any) -> None:
-    if _is_torch(there):
-        there.copy_(here if _is_torch(here) else sys.modules["torch"].from_numpy(here))
-    else:
+    if not _is_torch(there):
         there[...] = here
+    elif _is_torch(here):
+        there.copy_(here)
+    else:
+        there.numpy()[...] = here

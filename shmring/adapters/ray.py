@@ -103,8 +103,8 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
     """Register shmring with `ray.util.collective` as backend "SHMRING", in this process and in the actors.
 
     Groups are then made as for other backends, `create_collective_group(..., backend="SHMRING")`, of actors
-    on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU, contiguous in memory. Registering
-    again does nothing.
+    on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU. They are contiguous in memory;
+    allgather and reducescatter take any. Registering again does nothing.
 
     In Ray the NumPy arrays among an actor's arguments, and those that `ray.get` returns, are read-only, since
     processes share their memory. A call that would write to one raises ValueError: copy it, `x = x.copy()`.

@@ -6,7 +6,7 @@ import pytest
 from engines import assert_well, needs, start, write_script
 
 GROUPS = """
-    import contextlib, os, time, warnings
+    import contextlib, itertools, os, time, warnings
     import numpy as np, ray, shmring
     from ray.experimental import internal_kv
     from ray.util import collective
@@ -153,14 +153,41 @@ GROUPS = """
             assert other.startswith("Mismatch: ") and "refused" in other, other
             assert refused.startswith("RuntimeError: ") and "float64[4]" in refused, refused
 
+    # --- order in memory, NumPy and PyTorch in one call ---
+
+    LAYOUTS = [np.array, np.asfortranarray, lambda values: np.repeat(values, 2, axis=-1)[..., ::2]]
+    if torch:
+        LAYOUTS += [torch.tensor, lambda values: torch.tensor(values.T).T]
+
+    def gather_and_scatter(rank, values):
+        for of_x, of_first, of_second in itertools.product(LAYOUTS, repeat=3):
+            parts = [of_first(values * 0), of_second(values * 0)]
+            collective.allgather(parts, of_x(values + rank), "group")
+            for other, part in enumerate(parts):
+                assert np.array_equal(part, values + other), (of_x, of_first, of_second)
+            out = of_x(values * 0)
+            parts = [of_first(values + rank), of_second(values * 10)]
+            collective.reducescatter(out, parts, "group")
+            assert np.array_equal(out, values * 20 if rank else values * 2 + 1), (of_x, of_first, of_second)
+            assert np.array_equal(parts[0], values + rank) and np.array_equal(parts[1], values * 10)
+
+    def take_numbers(rank):
+        for make in [np.array] + ([torch.tensor] if torch else []):
+            out, parts = make(0.0), [make(0.0), make(0.0)]
+            collective.allgather(parts, make(rank + 1.0), "group")
+            collective.reducescatter(out, parts, "group")
+            assert [float(x) for x in [out, *parts]] == [2 * rank + 2, 1, 2]
+
+    def check_layouts():
+        assert in_group(gather_and_scatter, np.arange(6.0).reshape(2, 3)) == [None, None]
+        assert in_group(take_numbers) == [None, None]
+
     if __name__ == "__main__":
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         actors = [Actor.remote() for _ in range(2)]
         adapter.register_backend(actors)
-        check_start()
-        check_start_after_a_death()
-        check_arguments()
-        check_unlike()
+        for check in check_start, check_start_after_a_death, check_arguments, check_unlike, check_layouts:
+            check()
         ray.shutdown()
         print("well")
     """
