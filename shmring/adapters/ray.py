@@ -108,6 +108,8 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
 
     In Ray the NumPy arrays among an actor's arguments, and those that `ray.get` returns, are read-only, since
     processes share their memory. A call that would write to one raises ValueError: copy it, `x = x.copy()`.
+    Ray's `gloo_timeout` has no effect; SHMRING_TIMEOUT limits the calls. An actor that Ray restarts has to be
+    registered again, for example by calling this function in its `__init__`.
 
     Parameters
     ----------
