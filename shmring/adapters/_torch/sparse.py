@@ -38,7 +38,8 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
             raise ValueError(
                 f"ranks {np.flatnonzero(forms != form[0])} passed a sparse tensor of another shape or dtype"
             )
-        with plain_torch():
+        # The tensor takes over the indices and values: they must be inference tensors only if it is one.
+        with plain_torch(inference=tensor.is_inference()):
             everybodys = [_joined(calls[1].result(), indices).t(), _joined(calls[2].result(), values)]
             tensor.copy_(torch.sparse_coo_tensor(*everybodys, tensor.shape).coalesce())
 

@@ -33,9 +33,17 @@ class _OtherDtype(NotServed, TypeError):
 
 
 @contextlib.contextmanager
-def plain_torch() -> Iterator[None]:
-    """Disable the caller's torch modes and overrides within the block."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
+def plain_torch(*, inference: bool = True) -> Iterator[None]:
+    """Disable the caller's torch modes, overrides and gradients within the block.
+
+    inference: True if the tensors that the block makes stay within the adapter, and may be inference tensors.
+    """
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(inference),
+        torch.no_grad(),
+    ):
         yield
 
 

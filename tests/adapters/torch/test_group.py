@@ -214,6 +214,28 @@ def test_sparse_sums(three):
     three(add_sparse)
 
 
+def use_sparse_sums(comm):
+    """Check that a sum is an ordinary tensor if its summands were."""
+    with group_of(comm):
+        for is_inference in (False, True):
+            for nsparse in (1, 2):
+                with torch.inference_mode(is_inference):
+                    dense = torch.ones(2, 3) * (comm.rank + 1)
+                    x = dense.to_sparse(nsparse)
+                dist.all_reduce(x, async_op=True).wait()
+                dist.all_reduce(x)
+                dist.all_reduce(dense)
+                dist.all_reduce(dense)
+                assert x.is_inference() == is_inference
+                with torch.inference_mode(is_inference):
+                    same(x.to_dense(), dense)
+                    assert x.values().is_inference() == x.indices().is_inference() == is_inference
+
+
+def test_sparse_sums_are_tensors_like_their_summands(three):
+    three(use_sparse_sums)
+
+
 # ---- moving -----------------------------------------------------------------------------------------------
 
 
