@@ -54,5 +54,6 @@ def _rows(of_entries: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def _joined(pieces: list[np.ndarray[Any, Any]], like: torch.Tensor) -> torch.Tensor:
     """Return the entries of all ranks, in rank order."""
+    nrows = sum(len(piece) for piece in pieces)  # without sparse dimensions, rows of indices are empty
     joined = torch.from_numpy(np.concatenate(pieces).reshape(-1))
-    return joined.view(like.dtype).reshape(-1, *like.shape[1:])
+    return joined.view(like.dtype).reshape(nrows, *like.shape[1:])

@@ -215,13 +215,13 @@ def test_sparse_sums(three):
 
 
 def use_sparse_sums(comm):
-    """Check that a sum is an ordinary tensor if its summands were."""
+    """Check that a sum is an ordinary tensor if its summands were, with 0 to 2 sparse dimensions."""
     with group_of(comm):
         for is_inference in (False, True):
-            for nsparse in (1, 2):
+            for nsparse in (0, 1, 2):
                 with torch.inference_mode(is_inference):
                     dense = torch.ones(2, 3) * (comm.rank + 1)
-                    x = dense.to_sparse(nsparse)
+                    x = dense.to_sparse(nsparse) if nsparse else _without_sparse_dimensions(dense)
                 dist.all_reduce(x, async_op=True).wait()
                 dist.all_reduce(x)
                 dist.all_reduce(dense)
@@ -230,6 +230,10 @@ def use_sparse_sums(comm):
                 with torch.inference_mode(is_inference):
                     same(x.to_dense(), dense)
                     assert x.values().is_inference() == x.indices().is_inference() == is_inference
+
+
+def _without_sparse_dimensions(dense):
+    return torch.sparse_coo_tensor(torch.empty(0, 1, dtype=torch.int64), dense[None], dense.shape)
 
 
 def test_sparse_sums_are_tensors_like_their_summands(three):
