@@ -32,7 +32,7 @@ from .monitored import monitored_barrier
 from .overloads import FORMS
 from .reconfiguring import NoMembers, Reconfigurable, new_handle
 from .sparse import gather_entries
-from .tensors import Taken, TensorError, bytes_of, check_alike, memory_of, plain_torch, stage_memory
+from .tensors import ArgumentError, Taken, bytes_of, check_alike, memory_of, plain_torch, stage_memory
 from .work import (
     Completer,
     Handle,
@@ -124,7 +124,7 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
 class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     """One rank's membership in a process group; `comm` is its communicator."""
 
-    _frames_to_caller = 1  # from `send` and `recv`
+    _frames_to_caller = 1  # from `send`, `recv` and `recv_anysource`
 
     def __init__(
         self, comm: shmring.Comm | NoMembers, store: dist.Store, timeout: datetime.timedelta
@@ -392,16 +392,24 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         return self._answer(operation, sys._getframe(self._frames_to_caller).f_globals)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
+        if srcRank < 0:
+            raise ArgumentError(f"srcRank is {srcRank}; the ranks are 0 to {self.comm.size - 1}")
+        return self._receive(tensors, srcRank, tag, sys._getframe(self._frames_to_caller).f_globals)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
+        caller = sys._getframe(self._frames_to_caller).f_globals
+        return self._receive(tensors, shmring.ANY_SOURCE, tag, caller)
+
+    def _receive(self, tensors: Any, source: int, tag: int, caller: dict[str, Any]) -> dist.Work:
+        if tag < 0:  # -1 is shmring's wildcard
+            raise ArgumentError(f"tag is {tag}; tags are not negative")
         tensor, taken = _only(tensors), Taken()
         memory = taken.changed(tensor)
         with _profiled("recv", tensors), self._messaging:
-            transfer = self.comm.irecv(memory, srcRank, tag)
+            transfer = self.comm.irecv(memory, source, tag)
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = operation_of((message,), [tensor], self._completer, taken.finish)
-        return self._answer(operation, sys._getframe(self._frames_to_caller).f_globals)
-
-    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
-        return self.recv(tensors, shmring.ANY_SOURCE, tag)
+        return self._answer(operation, caller)
 
     # -- meeting --
 
@@ -527,7 +535,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     def _check_length(self, tensors: Sequence[Any], what: str) -> None:
         if len(tensors) != self.comm.size:
-            raise TensorError(
+            raise ArgumentError(
                 f"there are {len(tensors)} {what} for {self.comm.size} ranks; give one for each"
             )
 
@@ -661,7 +669,7 @@ def _only(tensors: Sequence[Any]) -> Any:
     if isinstance(tensors, torch.Tensor):
         raise TypeError("pass a list of one tensor, or lists of tensors, to the form of a call with options")
     if len(tensors) != 1:
-        raise TensorError(f"a rank passed {len(tensors)} tensors, or lists of tensors; shmring takes one")
+        raise ArgumentError(f"a rank passed {len(tensors)} tensors, or lists of tensors; shmring takes one")
     return tensors[0]
 
 
@@ -673,7 +681,7 @@ def _folded(tensors: Sequence[torch.Tensor], number: int) -> torch.Tensor:
     """Return a new tensor with the reduction of this rank's tensors; the other ranks' are added to it."""
     fold = _FOLDS.get(number)
     if fold is None:
-        raise TensorError(f"shmring does not reduce {len(tensors)} tensors of a rank by this op; pass one")
+        raise ArgumentError(f"shmring does not reduce {len(tensors)} tensors of a rank by this op; pass one")
     with plain_torch():
         return functools.reduce(fold, tensors).contiguous()
 

@@ -18,8 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-import shmring
-
 from .group import Group, hide_from_dynamo
 from .meeting import meet_in_place_of_gloo
 from .reconfiguring import NoMembers
@@ -66,13 +64,6 @@ class Replacement(Group):
         # gloo gets all of the calls, or none.
         _check_on_cpu(outputs, inputs)
         return super()._each(opts, functools.partial(getattr(Group, call.__name__), self), outputs, inputs)
-
-    def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
-        try:
-            return Group.recv(self, tensors, shmring.ANY_SOURCE, tag)
-        except NotServed as error:
-            reason = str(error)
-        return self._gloo_for(reason).recv_anysource(tensors, tag)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         super().set_timeout(timeout)
@@ -173,7 +164,7 @@ for _name in (
     *("allgather", "_all_gather_single_any", "allgather_coalesced"),
     *("all_gather_single_coalesced", "allgather_into_tensor_coalesced", "gather", "gather_single"),
     *("gather_into_tensor", "scatter"),
-    *("all_to_all_single", "alltoall_base", "alltoall", "send", "recv"),
+    *("all_to_all_single", "alltoall_base", "alltoall", "send", "recv", "recv_anysource"),
 ):
     setattr(Replacement, _name, _or_by_gloo(_name))
 hide_from_dynamo(Replacement)

@@ -16,8 +16,8 @@ from shmring import Memory
 memory_of = Memory.of
 
 
-class TensorError(ValueError, RuntimeError):
-    """For tensors that do not fit together or are too many; gloo raises RuntimeError for them."""
+class ArgumentError(ValueError, RuntimeError):
+    """For tensors, ranks, tags and sizes that are wrong; gloo raises RuntimeError for them."""
 
 
 class NotServed(Exception):
@@ -114,13 +114,13 @@ class Taken:
 
 
 def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, *, first: int = 0) -> None:
-    """Raise TensorError unless all have the dtype and the number of elements of `like`.
+    """Raise ArgumentError unless all have the dtype and the number of elements of `like`.
 
     first: the number of the first of them in the list that the user passed.
     """
     for number, tensor in enumerate(tensors, first):
         if tensor.dtype != like.dtype or tensor.numel() != like.numel():
-            raise TensorError(
+            raise ArgumentError(
                 f"{what}[{number}] is {tensor.dtype}[{tensor.numel()}]; "
                 f"the others and this rank's tensor are {like.dtype}[{like.numel()}]"
             )

@@ -32,6 +32,9 @@ def wrong_arguments(comm):
             (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), ValueError, "only sums"),
             (lambda: dist.all_reduce(torch.ones(1).expand(3)), ValueError, "expanded"),
             (lambda: group._get_backend("cuda"), RuntimeError, "CPU"),
+            (lambda: dist.recv(torch.ones(1), 0, tag=-1), RuntimeError, "tag is -1"),
+            (lambda: dist.recv(torch.ones(1), tag=-1), ValueError, "tag is -1"),
+            (lambda: dist.recv(torch.ones(1), -1), RuntimeError, "srcRank is -1"),
         ):
             with pytest.raises(kind, match=match):
                 call()
