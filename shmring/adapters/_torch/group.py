@@ -32,7 +32,7 @@ from .monitored import monitored_barrier
 from .overloads import FORMS
 from .reconfiguring import NoMembers, Reconfigurable, new_handle
 from .sparse import gather_entries
-from .tensors import ArgumentError, Taken, bytes_of, check_alike, memory_of, plain_torch, stage_memory
+from .tensors import ArgumentError, Taken, apart, bytes_of, check_alike, memory_of, plain_torch, stage_memory
 from .work import (
     Completer,
     Handle,
@@ -472,6 +472,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
     ) -> _Pending:
         method = getattr(self.comm, kind)
+        if "out" in keywords and arguments[0] is not None:
+            arguments = (apart(arguments[0], keywords["out"], self.comm.rank), *arguments[1:])
         keywords["timeout"] = _seconds(opts.timeout)
         if not opts.asyncOp:
             with self._calling:

@@ -240,6 +240,48 @@ def test_sparse_sums_are_tensors_like_their_summands(three):
     three(use_sparse_sums)
 
 
+def overlap_in_part(comm):
+    """Compare calls whose input overlaps their output with the same calls on a copy of the input."""
+    n, rank = comm.size, comm.rank
+    nrows = n * (n + 1) // 2 if rank == 0 else 0
+
+    def parts(x):
+        return list(x.view(n, -1))
+
+    def pieces(x):
+        return list(x[: n * (n + 1) // 2].split(list(range(1, n + 1))))
+
+    calls = {
+        "first part": lambda x, y: dist.reduce_scatter_tensor(x[:n], y),
+        "last part": lambda x, y: dist.reduce_scatter_tensor(x[-n:], y),
+        "own part": lambda x, y: dist.reduce_scatter_tensor(parts(x)[rank], y),
+        "between": lambda x, y: dist.reduce_scatter_tensor(x[1 : n + 1], y, async_op=True).wait(),
+        "last to all": lambda x, y: dist.all_gather(parts(x), parts(y)[-1]),
+        "own to all": lambda x, y: dist.all_gather_into_tensor(x, parts(y)[rank]),
+        "next to all": lambda x, y: dist.all_gather_into_tensor(x, parts(y)[(rank + 1) % n]),
+        "scatter": lambda x, y: dist.scatter(parts(x)[0], parts(y) if rank == 1 else None, 1),
+        "gather": lambda x, y: dist.gather(parts(y)[0], parts(x) if rank == 1 else None, 1),
+        "pieces to all": lambda x, y: dist.all_gather(pieces(x[1:]), pieces(y)[rank]),
+        "exchange": lambda x, y: dist.all_to_all(parts(x)[::-1], parts(y)),
+        "in place": lambda x, y: dist.all_to_all(parts(x), parts(y)),
+        "rows": lambda x, y: dist.all_to_all_single(
+            x[1 : rank + 2], y[:nrows], [rank + 1, *[0] * (n - 1)], [k + 1 if nrows else 0 for k in range(n)]
+        ),
+    }
+    with group_of(comm):
+        for dtype in (torch.float32, torch.bool):
+            for name, call in calls.items():
+                x = (torch.arange(n * n) + 7 * rank).remainder(5).to(dtype)
+                expected = x.clone()
+                call(expected, x.clone())
+                call(x, x)
+                assert torch.equal(x, expected), name
+
+
+def test_inputs_that_overlap_outputs_in_part(three):
+    three(overlap_in_part)
+
+
 # ---- moving -----------------------------------------------------------------------------------------------
 
 
