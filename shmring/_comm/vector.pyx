@@ -485,8 +485,8 @@ cdef class VectorCollectives(Collectives):
                 piece.nbytes = nbytes
                 result.append(array)
             elif piece.nbytes != nbytes:
-                what = f"out[{giver}]" if is_joined(c) else "out"
-                raise ValueError(f"{what} has {piece.nbytes // c.itemsize} elements, but {nbytes // c.itemsize} "
+                what, items = f"out[{giver}]" if is_joined(c) else "out", "bytes" if c.itemsize == 1 else "elements"
+                raise ValueError(f"{what} has {piece.nbytes // c.itemsize} {items}, but {nbytes // c.itemsize} "
                                  f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
             c.out_nbytes += nbytes
         choose_algorithm(g, c)

@@ -166,6 +166,8 @@ def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=No
             calling.take(-1.0)
             try:
                 self.comm.all_reduce(memory, name)
+            except (TypeError, ValueError) as error:
+                raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
             return None
@@ -184,6 +186,8 @@ def broadcast(self, *arguments, **keywords):
             calling.take(-1.0)
             try:
                 self.comm.broadcast(memory, fields.root)
+            except (TypeError, ValueError) as error:
+                raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
             return None
@@ -201,6 +205,8 @@ def all_gather_single(self, *arguments, **keywords):
             calling.take(-1.0)
             try:
                 self.comm.all_gather(memory, out=out)
+            except (TypeError, ValueError) as error:
+                raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
             return None
@@ -219,6 +225,8 @@ def reduce_scatter_single(self, *arguments, **keywords):
             calling.take(-1.0)
             try:
                 self.comm.reduce_scatter(memory, name, out=out)
+            except (TypeError, ValueError) as error:
+                raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
             return None

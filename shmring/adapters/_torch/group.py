@@ -29,10 +29,20 @@ from .. import _compiled
 from .derived import Derivable
 from .fields import find_fields
 from .monitored import monitored_barrier
-from .overloads import FORMS
+from .overloads import FORMS, FormError
 from .reconfiguring import NoMembers, Reconfigurable, new_handle
 from .sparse import gather_entries
-from .tensors import ArgumentError, Taken, apart, bytes_of, check_alike, memory_of, plain_torch, stage_memory
+from .tensors import (
+    ArgumentError,
+    Taken,
+    apart,
+    as_in_gloo,
+    bytes_of,
+    check_alike,
+    memory_of,
+    plain_torch,
+    stage_memory,
+)
 from .work import (
     Completer,
     Handle,
@@ -114,7 +124,10 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
                 return method(self, *arguments, **keywords)
             except Exception as error:
                 self._refuse(kind, error)
-                raise
+                self._told = as_in_gloo(error)
+                if self._told is error:
+                    raise
+                raise self._told from None
 
         return cast(_Method, refusing)
 
@@ -124,6 +137,7 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
 class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     """One rank's membership in a process group; `comm` is its communicator."""
 
+    _as_in_gloo = staticmethod(as_in_gloo)  # for the compiled methods
     _frames_to_caller = 1  # from `send`, `recv` and `recv_anysource`
 
     def __init__(
@@ -157,8 +171,11 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     allreduce = _compiled.allreduce
 
     def _issue_all_reduce(self, tensors: list[Any], memory: shmring.Memory, op: Any) -> dist.Work:
-        with self._calling:
-            part = self.comm.all_reduce(memory, op, async_op=True)
+        try:
+            with self._calling:
+                part = self.comm.all_reduce(memory, op, async_op=True)
+        except (TypeError, ValueError) as error:
+            raise as_in_gloo(error) from None
         operation = Operation((part,), tensors, self._completer)
         return self._answer(operation, sys._getframe(1).f_globals)
 
@@ -196,7 +213,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     def _add_sparse(self, tensor: Any, opts: Any) -> _Pending:
         if hash(opts.reduceOp) != _SUM:
-            raise ValueError("shmring only sums sparse tensors")
+            raise ArgumentError("shmring only sums sparse tensors")
         with self._calling:
             calls, add = gather_entries(self.comm, tensor)
             operation = operation_of(calls, [tensor], self._completer, add)
@@ -381,12 +398,15 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     # -- one to one --
 
     def send(self, tensors: Any, dstRank: int, tag: int) -> dist.Work:
-        tensor, taken = _only(tensors), Taken()
-        memory = taken.given(tensor)
-        with _profiled("send", tensors), self._messaging:
-            transfer = self.comm.isend(memory, dstRank, tag)
-            if transfer.done():
-                return self._sent
+        try:
+            tensor, taken = _only(tensors), Taken()
+            memory = taken.given(tensor)
+            with _profiled("send", tensors), self._messaging:
+                transfer = self.comm.isend(memory, dstRank, tag)
+                if transfer.done():
+                    return self._sent
+        except (TypeError, ValueError) as error:
+            raise as_in_gloo(error) from None
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = Operation((message,), [tensor], self._completer)
         return self._answer(operation, sys._getframe(self._frames_to_caller).f_globals)
@@ -403,11 +423,15 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     def _receive(self, tensors: Any, source: int, tag: int, caller: dict[str, Any]) -> dist.Work:
         if tag < 0:  # -1 is shmring's wildcard
             raise ArgumentError(f"tag is {tag}; tags are not negative")
-        tensor, taken = _only(tensors), Taken()
-        memory = taken.changed(tensor)
-        with _profiled("recv", tensors), self._messaging:
-            transfer = self.comm.irecv(memory, source, tag)
-        message = Message(transfer, self._messaging, self._timeout_s)
+        try:
+            tensor, taken = _only(tensors), Taken()
+            memory = taken.changed(tensor)
+            with _profiled("recv", tensors), self._messaging:
+                transfer = self.comm.irecv(memory, source, tag)
+        except (TypeError, ValueError) as error:
+            raise as_in_gloo(error) from None
+        is_own = source == self.comm.rank
+        message = Message(transfer, self._messaging, self._timeout_s, is_from_self=is_own)
         operation = operation_of((message,), [tensor], self._completer, taken.finish)
         return self._answer(operation, caller)
 
@@ -669,7 +693,7 @@ def _calling_module() -> str:
 
 def _only(tensors: Sequence[Any]) -> Any:
     if isinstance(tensors, torch.Tensor):
-        raise TypeError("pass a list of one tensor, or lists of tensors, to the form of a call with options")
+        raise FormError("pass a list of one tensor, or lists of tensors, to the form of a call with options")
     if len(tensors) != 1:
         raise ArgumentError(f"a rank passed {len(tensors)} tensors, or lists of tensors; shmring takes one")
     return tensors[0]

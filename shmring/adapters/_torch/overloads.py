@@ -44,6 +44,10 @@ def _is_time(value: Any) -> bool:
     return value is None or isinstance(value, datetime.timedelta)
 
 
+class FormError(TypeError):
+    """For a call in none of the forms of its method; torch raises TypeError for one."""
+
+
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "tensor": _is_tensor,
     "tensors": _is_list,
@@ -96,7 +100,7 @@ class Forms:
     others: tuple[Form, ...]
 
     def resolve(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments of the same call with options. TypeError if it has none of the forms."""
+        """Return the arguments of the same call with options. FormError if it has none of the forms."""
         arguments, keywords = list(arguments), dict(keywords)
         opts = keywords.pop("opts", None)
         if opts is None and arguments and isinstance(arguments[-1], self.options):
@@ -115,7 +119,7 @@ class Forms:
         )
         passed = [type(value).__name__ for value in arguments]
         passed += [f"{name}={type(value).__name__}" for name, value in keywords.items()]
-        raise TypeError(f"the arguments are ({', '.join(passed)}); this method takes {known}")
+        raise FormError(f"the arguments are ({', '.join(passed)}); this method takes {known}")
 
     def _with_options(self, form: Form, given: dict[str, Any]) -> tuple[Any, ...]:
         opts = self.options()

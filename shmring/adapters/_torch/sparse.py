@@ -12,7 +12,7 @@ import torch
 
 import shmring
 
-from .tensors import bytes_of, plain_torch, stage_memory
+from .tensors import ArgumentError, bytes_of, plain_torch, stage_memory
 
 
 def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any], Callable[[], None]]:
@@ -22,7 +22,7 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
     Entries are added in rank order.
     """
     if tensor.layout != torch.sparse_coo:
-        raise ValueError(
+        raise ArgumentError(
             f"shmring adds sparse tensors in COO layout only, not {tensor.layout}; use tensor.to_sparse_coo()"
         )
     with plain_torch():
@@ -35,7 +35,7 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
 
     def add() -> None:
         if (forms != form[0]).any():
-            raise ValueError(
+            raise ArgumentError(
                 f"ranks {np.flatnonzero(forms != form[0])} passed a sparse tensor of another shape or dtype"
             )
         # The tensor takes over the indices and values: they must be inference tensors only if it is one.

@@ -20,15 +20,25 @@ class ArgumentError(ValueError, RuntimeError):
     """For tensors, ranks, tags and sizes that are wrong; gloo raises RuntimeError for them."""
 
 
+class DtypeError(TypeError, RuntimeError):
+    """For a dtype that an op does not have, and other wrong types; gloo raises RuntimeError for most."""
+
+
+def as_in_gloo(error: Exception) -> Exception:
+    """Return the error of a wrong argument as one that is a RuntimeError, too; other errors as they are."""
+    kind = {ValueError: ArgumentError, TypeError: DtypeError}.get(type(error))
+    return error if kind is None else kind(*error.args).with_traceback(error.__traceback__)
+
+
 class NotServed(Exception):
     """A tensor of a kind that shmring does not take; raised before the call has begun."""
 
 
-class _OtherTensor(NotServed, ValueError):
+class _OtherTensor(NotServed, ArgumentError):
     """A tensor on another device than the CPU, or of another layout."""
 
 
-class _OtherDtype(NotServed, TypeError):
+class _OtherDtype(NotServed, DtypeError):
     """A tensor of a dtype that shmring does not know."""
 
 
@@ -64,6 +74,7 @@ class Taken:
         memory = memory_of(tensor) or memory_of(_behind(tensor))
         if memory is not None:
             return memory
+        _check_dense(tensor)  # only a dense tensor has strides
         if 0 in tensor.stride() and tensor.numel() > 1:
             raise ValueError(
                 "an expanded tensor has no room for a result; pass tensor.contiguous() and use that"
@@ -185,12 +196,17 @@ def _behind(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if wait is None else wait()
 
 
-def _staged(tensor: torch.Tensor) -> torch.Tensor:
+def _check_dense(tensor: torch.Tensor) -> None:
+    """Raise NotServed unless the tensor is dense, and on the CPU."""
     if not tensor.is_cpu or tensor.layout != torch.strided:
         raise _OtherTensor(
             f"shmring takes dense CPU tensors, not {tensor.layout} tensors on {tensor.device}; use the "
             "accelerator's own backend for its tensors, and shmring for CPU tensors"
         )
+
+
+def _staged(tensor: torch.Tensor) -> torch.Tensor:
+    _check_dense(tensor)
     if tensor.data_ptr() == 0 and tensor.numel() > 0:
         raise ValueError(
             f"a {type(tensor).__name__} of {tensor.numel()} elements has no memory of its own: pass the "

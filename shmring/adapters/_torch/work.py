@@ -28,14 +28,22 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined, unused-ig
     _create_work_from_future,
 )
 
+from .tensors import ArgumentError
+
 _TURN_S, _LEAST_S = 0.01, 1e-6
 
 
 class Message:
-    """A Transfer that several threads may wait for. shmring allows one caller of messages at a time."""
+    """A Transfer that several threads may wait for. shmring allows one caller of messages at a time.
 
-    def __init__(self, transfer: Any, calling: threading.Lock, timeout_s: float) -> None:
+    is_from_self: a rank's message to itself is complete as soon as both its ends have been called.
+    """
+
+    def __init__(
+        self, transfer: Any, calling: threading.Lock, timeout_s: float, *, is_from_self: bool = False
+    ) -> None:
         self._transfer = transfer
+        self._is_from_self = is_from_self
         self._calling = calling
         self._timeout_s = timeout_s
 
@@ -45,6 +53,10 @@ class Message:
         until = time.monotonic() + left_s
         while True:
             with self._calling:
+                if self._is_from_self and self._transfer.cancel():
+                    raise ArgumentError(
+                        "this rank waits for a message from itself that it has not sent; the receive is ended"
+                    )
                 try:
                     return self._transfer.wait(min(max(left_s, _LEAST_S), _TURN_S))
                 except TimeoutError as error:

@@ -22,6 +22,7 @@ from shmring.adapters._torch.work import Message
 
 def wrong_arguments(comm):
     with group_of(comm) as group:
+        x = torch.ones(6)
         for call, kind, match in (
             (lambda: group.reduce([torch.ones(1)] * 2), ValueError, "2 tensors"),
             (lambda: group.allreduce([torch.ones(1), torch.ones(2)]), ValueError, r"tensors\[1\]"),
@@ -29,17 +30,38 @@ def wrong_arguments(comm):
             (lambda: group.broadcast(torch.ones(1)), TypeError, "root: rank"),
             (lambda: dist.all_reduce(torch.ones(2, device="meta")), ValueError, "on meta"),
             (lambda: group.allgather([[torch.ones(1)]], [torch.ones(1)]), ValueError, "1 outputs"),
-            (lambda: dist.all_reduce(torch.ones(1).to_sparse(), dist.ReduceOp.MAX), ValueError, "only sums"),
+            (lambda: dist.all_reduce(x.to_sparse(), dist.ReduceOp.MAX), RuntimeError, "only sums"),
             (lambda: dist.all_reduce(torch.ones(1).expand(3)), ValueError, "expanded"),
             (lambda: group._get_backend("cuda"), RuntimeError, "CPU"),
+            (lambda: dist.broadcast(torch.ones(1), 7), RuntimeError, "root is 7"),
+            (lambda: dist.broadcast(torch.ones(1), -1), ValueError, "root is -1"),
+            (lambda: dist.reduce(torch.ones(1), 7), RuntimeError, "root is 7"),
+            (lambda: dist.all_gather_into_tensor(torch.ones(4), torch.ones(2)), RuntimeError, "a count of 6"),
+            (lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(4)), RuntimeError, "4 rows"),
+            (lambda: dist.all_to_all_single(x, x, [1, 1, 3], [2, 2, 2]), RuntimeError, "split sizes of"),
+            (lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND), RuntimeError, "band"),
+            (lambda: dist.all_reduce(x, dist.ReduceOp.BOR, async_op=True), TypeError, "bor"),
+            (lambda: dist.all_reduce(torch.ones(3, 3).to_sparse_csr()), RuntimeError, "not torch.sparse_csr"),
+            (lambda: dist.broadcast(torch.ones(1).to_sparse(), 0), ValueError, "not torch.sparse_coo"),
+            (lambda: dist.isend(torch.ones(1), 7), RuntimeError, "dest is 7"),
+            (lambda: dist.isend(torch.ones(1), 1, tag=-1), RuntimeError, "tag is -1"),
+            (lambda: dist.recv(torch.ones(1), 7), RuntimeError, "source is 7"),
+            (lambda: dist.recv(torch.ones(1), comm.rank), RuntimeError, "from itself"),
             (lambda: dist.recv(torch.ones(1), 0, tag=-1), RuntimeError, "tag is -1"),
             (lambda: dist.recv(torch.ones(1), tag=-1), ValueError, "tag is -1"),
             (lambda: dist.recv(torch.ones(1), -1), RuntimeError, "srcRank is -1"),
         ):
             with pytest.raises(kind, match=match):
                 call()
-        with pytest.raises(ValueError, match="another shape"):
+        with pytest.raises(RuntimeError, match="another shape"):
             dist.all_reduce(torch.ones(2 + comm.rank).to_sparse())
+        with pytest.raises(RuntimeError, match="bytes, but"):
+            dist.all_to_all_single(x, x, [2, 2, 2], [[1, 2, 3], [2, 3, 1], [3, 1, 2]][comm.rank])
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.irecv, x, comm.rank), dist.P2POp(dist.isend, torch.zeros(6), comm.rank)]
+        ):
+            work.wait()
+        assert not x.any()
         assert group._get_sequence_number_for_group() >= 0
         x = torch.ones(1)
         dist.all_reduce(x)
