@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
+from torch.utils import _pytree as pytree
 
 import shmring
 
@@ -34,6 +35,7 @@ from .reconfiguring import NoMembers, Reconfigurable, new_handle
 from .sparse import gather_entries
 from .tensors import (
     ArgumentError,
+    NoElements,
     Taken,
     apart,
     as_in_gloo,
@@ -122,6 +124,8 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
                     if keywords or not arguments or type(arguments[-1]) is not forms.options:
                         arguments, keywords = forms.resolve(arguments, keywords), {}
                 return method(self, *arguments, **keywords)
+            except NoElements:
+                return self._do_nothing(arguments)
             except Exception as error:
                 self._refuse(kind, error)
                 self._told = as_in_gloo(error)
@@ -405,6 +409,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
                 transfer = self.comm.isend(memory, dstRank, tag)
                 if transfer.done():
                     return self._sent
+        except NoElements:
+            return self._sent
         except (TypeError, ValueError) as error:
             raise as_in_gloo(error) from None
         message = Message(transfer, self._messaging, self._timeout_s)
@@ -428,6 +434,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             memory = taken.changed(tensor)
             with _profiled("recv", tensors), self._messaging:
                 transfer = self.comm.irecv(memory, source, tag)
+        except NoElements:
+            return self._answer(Operation((), [tensor], self._completer), caller)
         except (TypeError, ValueError) as error:
             raise as_in_gloo(error) from None
         is_own = source == self.comm.rank
@@ -508,6 +516,12 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         with self._calling:
             part = method(*arguments, async_op=True, **keywords)
         return self._answer(operation_of((part,), result, self._completer, taken.finish))
+
+    def _do_nothing(self, arguments: Sequence[Any]) -> _Pending:
+        """Answer a call whose tensors have no elements as a complete one."""
+        if not getattr(arguments[-1], "asyncOp", True):
+            return None
+        return self._answer(Operation((), pytree.tree_leaves(arguments[0]), self._completer))
 
     def _answer(self, operation: Operation, caller: dict[str, Any] | None = None) -> dist.Work:
         """Record an issued operation and return its Work. caller: the globals of the caller's module."""

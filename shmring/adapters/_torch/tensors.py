@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from shmring import Memory
@@ -32,6 +33,10 @@ def as_in_gloo(error: Exception) -> Exception:
 
 class NotServed(Exception):
     """A tensor of a kind that shmring does not take; raised before the call has begun."""
+
+
+class NoElements(Exception):
+    """A meta tensor or a fake one, which has no elements: the call does nothing, as with gloo."""
 
 
 class _OtherTensor(NotServed, ArgumentError):
@@ -74,7 +79,7 @@ class Taken:
         memory = memory_of(tensor) or memory_of(_behind(tensor))
         if memory is not None:
             return memory
-        _check_dense(tensor)  # only a dense tensor has strides
+        _check_elements(tensor)  # only a dense tensor has strides
         if 0 in tensor.stride() and tensor.numel() > 1:
             raise ValueError(
                 "an expanded tensor has no room for a result; pass tensor.contiguous() and use that"
@@ -100,6 +105,8 @@ class Taken:
         side_by_side = _side_by_side(tensors)
         if side_by_side is not None:
             return side_by_side
+        for tensor in tensors:
+            _check_elements(tensor)
         with plain_torch():
             stage = torch.empty((len(tensors), tensors[0].numel()), dtype=tensors[0].dtype)
             for row, tensor in zip(stage, tensors, strict=True):
@@ -196,8 +203,10 @@ def _behind(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if wait is None else wait()
 
 
-def _check_dense(tensor: torch.Tensor) -> None:
-    """Raise NotServed unless the tensor is dense, and on the CPU."""
+def _check_elements(tensor: torch.Tensor) -> None:
+    """Raise NotServed unless the tensor is dense and on the CPU; NoElements for a meta or fake tensor."""
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        raise NoElements
     if not tensor.is_cpu or tensor.layout != torch.strided:
         raise _OtherTensor(
             f"shmring takes dense CPU tensors, not {tensor.layout} tensors on {tensor.device}; use the "
@@ -206,7 +215,7 @@ def _check_dense(tensor: torch.Tensor) -> None:
 
 
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
-    _check_dense(tensor)
+    _check_elements(tensor)
     if tensor.data_ptr() == 0 and tensor.numel() > 0:
         raise ValueError(
             f"a {type(tensor).__name__} of {tensor.numel()} elements has no memory of its own: pass the "
@@ -220,6 +229,7 @@ def stage_memory(stage: torch.Tensor) -> Memory:
     """Return the memory of a tensor that is made for a call: contiguous, on the CPU."""
     memory = Memory.of(stage)
     if memory is None:
+        _check_elements(stage)
         raise _OtherDtype(
             f"shmring has no {stage.dtype}; convert the tensor, or send its bytes: .view(torch.uint8)"
         )

@@ -1,7 +1,9 @@
 """The process group of the torch backend: every operation against shmring's or torch's own result on the same
 tensors, in every kind of memory."""
 
+import contextlib
 import ctypes
+import functools
 import threading
 import time
 
@@ -13,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from ranks import Ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_ranks import group_of
 
@@ -562,6 +565,39 @@ def results_of_functional_collectives(comm):
 
 def test_what_is_waited_for_when_it_is_used(three):
     three(results_of_functional_collectives)
+
+
+def call_without_elements(comm, is_fake):
+    """Check that calls of tensors without elements are complete at once, even if other ranks do not call."""
+    n, made = comm.size, functools.partial(torch.zeros, device=None if is_fake else "meta")
+    with group_of(comm) as group, FakeTensorMode() if is_fake else contextlib.nullcontext():
+        x, whole, parts, transposed = made(2), made(2 * n), [made(2) for _ in range(n)], made(3, 2).t()
+        calls = [
+            lambda **later: dist.all_reduce(x, **later),
+            lambda **later: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0), **later),
+            lambda **later: dist.reduce(transposed, 0, **later),
+            lambda **later: dist.broadcast(transposed, 0, **later),
+            lambda **later: dist.all_gather(parts, x, **later),
+            lambda **later: dist.all_gather_into_tensor(whole, x, **later),
+            lambda **later: dist.gather(x, parts if comm.rank == 0 else None, **later),
+            lambda **later: dist.scatter(x, parts if comm.rank == 0 else None, **later),
+            lambda **later: dist.reduce_scatter(x, parts, **later),
+            lambda **later: dist.reduce_scatter_tensor(x, whole, **later),
+            lambda **later: dist.all_to_all(parts, parts, **later),
+            lambda **later: dist.all_to_all_single(whole, whole, **later),
+            lambda **later: dist.isend(x, 1 - comm.rank) if later else dist.recv(x),
+        ]
+        for call in calls if comm.rank < 2 else []:
+            call()
+            work = call(async_op=True)
+            assert work.wait()
+            assert work.is_completed()
+    return group._get_sequence_number_for_group()
+
+
+@pytest.mark.parametrize("is_fake", [False, True])
+def test_tensors_without_elements(three, is_fake):
+    assert three(call_without_elements, is_fake) == [0] * 3
 
 
 class Nothing(TorchDispatchMode):
