@@ -32,6 +32,8 @@ def prepare_torch(
 class CallLock:
     """A lock as threading.Lock, faster while no other thread waits for it, and taken in turn if others do."""
 
+    unfinished: list[Any]
+
     def acquire(self, timeout: float = -1.0) -> bool:
         """Take the lock; wait without end, or for some seconds. Return whether this thread has it now."""
 

@@ -96,10 +96,12 @@ cdef class CallLock:
     # A thread changes these only with the GIL, which it does not give up between a test and the change. With threads
     # that wait, a release does not end is_held: the first of them holds the lock from then on.
     cdef bint is_held
+    cdef readonly list unfinished   # operations of a group whose results are not in their tensors yet
     cdef list waiting   # a lock of each thread, in the order in which they came; a release of it wakes the thread
 
     def __cinit__(self):
         self.waiting = []
+        self.unfinished = []
 
     def acquire(self, double timeout=-1.0):
         """Take the lock; wait without end, or for some seconds. Return whether this thread has it now."""
@@ -170,6 +172,8 @@ def allreduce(self, tensors=None, opts=None, timeout=None, *, tensor=None, op=No
                 raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
+            if calling.unfinished:
+                self._finish_done()
             return None
     return self._reduce_any_for_all(tensors, opts, timeout, tensor, op)
 
@@ -190,6 +194,8 @@ def broadcast(self, *arguments, **keywords):
                 raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
+            if calling.unfinished:
+                self._finish_done()
             return None
     return self._broadcast_any(*arguments, **keywords)
 
@@ -209,6 +215,8 @@ def all_gather_single(self, *arguments, **keywords):
                 raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
+            if calling.unfinished:
+                self._finish_done()
             return None
     return self._all_gather_single_any(*arguments, **keywords)
 
@@ -229,6 +237,8 @@ def reduce_scatter_single(self, *arguments, **keywords):
                 raise self._as_in_gloo(error) from None
             finally:
                 calling.give_back()
+            if calling.unfinished:
+                self._finish_done()
             return None
     return self._reduce_scatter_single_any(*arguments, **keywords)
 

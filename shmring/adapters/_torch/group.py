@@ -155,7 +155,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self._nsplits = 0
         self._calling = _compiled.CallLock()  # a communicator has one caller of collectives at a time, ...
         self._messaging = threading.Lock()  # ... and one of messages
-        self._unfinished: list[Operation] = []  # with staged results, not yet waited for
+        self._unfinished = self._calling.unfinished  # with staged results, not yet waited for
         self._completer = Completer(f"shmring-futures-{id(self):x}")
         # Shared by all messages that are sent when `send` returns: making a Work takes longer than sending.
         self._sent = unknown_work_of(Operation((), [], self._completer))
@@ -447,10 +447,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     @_refusing("barrier", "barrier")
     def barrier(self, opts: Any) -> _Pending:
-        work = self._call(opts, Taken(), [], "barrier")
-        if work is None:
-            self._finish_done()
-        return work
+        return self._call(opts, Taken(), [], "barrier")
 
     def adopt(self, tensor: torch.Tensor) -> shmring.Adoption:
         """Share a tensor in torch's shared memory with all ranks by `Comm.adopt`. Collective."""
@@ -510,6 +507,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         if not opts.asyncOp:
             with self._calling:
                 method(*arguments, **keywords)
+            self._finish_done()
             if taken.finish is not None:
                 taken.finish()
             return None
@@ -563,8 +561,11 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         return self._work_of(together(works, self._completer))
 
     def _finish_done(self) -> None:
-        """Finish the results of all completed calls; after a barrier, of all collectives."""
-        self._unfinished = [operation for operation in self._unfinished if not operation.is_completed()]
+        """Finish the results of all completed calls; after a synchronous call, of all earlier collectives."""
+        for operation in tuple(self._unfinished):
+            if operation.is_completed():
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self._unfinished.remove(operation)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

@@ -117,7 +117,7 @@ class Reconfigurable:
                 stack.callback(lock.release)
             self.comm.close()
             self.comm = cast(Any, NoMembers(rank, size, self._timeout_s))
-            self._unfinished = []
+            self._unfinished.clear()
 
 
 def new_handle() -> str:

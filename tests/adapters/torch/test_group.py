@@ -495,7 +495,7 @@ def test_threads(three):
 
 
 def staged_results(comm):
-    """Check that results are there when the work is completed, and after a barrier even without a wait."""
+    """Check that results are there when the work is completed, and after other calls even without a wait."""
     with group_of(comm):
         outs = [torch.zeros(3, 2).t() for _ in range(comm.size)]
         work = dist.all_gather(outs, torch.full((2, 3), float(comm.rank)), async_op=True)
@@ -503,10 +503,19 @@ def staged_results(comm):
             pass
         for rank, out in enumerate(outs):
             same(out, torch.full((2, 3), float(rank)))
-        x = torch.ones(4, 3)
-        dist.all_reduce(x.t(), async_op=True)
-        dist.barrier()
-        same(x, torch.full((4, 3), float(comm.size)))
+        y = torch.zeros(1)
+        for call in (
+            dist.barrier,
+            lambda: dist.all_reduce(y),
+            lambda: dist.broadcast(y, 0),
+            lambda: dist.all_gather_into_tensor(torch.zeros(comm.size), y),
+            lambda: dist.reduce_scatter_tensor(y, torch.zeros(comm.size)),
+            lambda: dist.reduce(y, 0),
+        ):
+            x = torch.ones(4, 3)
+            dist.all_reduce(x.t(), async_op=True)
+            call()
+            same(x, torch.full((4, 3), float(comm.size)))
 
 
 def test_results_that_were_staged(three):
