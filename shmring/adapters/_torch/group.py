@@ -39,6 +39,7 @@ from .tensors import (
     Taken,
     apart,
     as_in_gloo,
+    bytes_apart,
     bytes_of,
     check_alike,
     memory_of,
@@ -312,9 +313,9 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             check_alike(parts, tensor, "the list of outputs")
             out = taken.joined(parts, given=False)
             return self._call(opts, taken, list(parts), "all_gather", taken.given(tensor), out=out)
-        pieces = [bytes_of(taken.changed(part)) for part in parts]
-        given = bytes_of(taken.given(tensor))
-        return self._call(opts, taken, list(parts), "all_gather_v", given, out=pieces)
+        outs = [taken.changed(part) for part in parts]
+        [given] = bytes_apart({self.comm.rank: taken.given(tensor)}, outs)
+        return self._call(opts, taken, list(parts), "all_gather_v", given, out=list(map(bytes_of, outs)))
 
     all_gather_single = _allgather_base = _compiled.all_gather_single
 
@@ -384,7 +385,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         out, given = taken.changed(output), taken.given(input)
         if not output_lengths and not input_lengths:
             return self._call(opts, taken, [output], "all_to_all", given, out=out)
-        pieces = self._rows(bytes_of(given), input, input_lengths, "input")
+        [data] = bytes_apart({-1: given}, [out])  # the pieces of both may be anywhere in them
+        pieces = self._rows(data, input, input_lengths, "input")
         outs = self._rows(bytes_of(out), output, output_lengths, "output")
         return self._call(opts, taken, [output], "all_to_all_v", pieces, out=outs)
 
@@ -395,9 +397,9 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         taken = Taken()
         self._check_length(outputs, "outputs")
         self._check_length(inputs, "inputs")
-        outs = [bytes_of(taken.changed(tensor)) for tensor in outputs]
-        given = [bytes_of(taken.given(tensor)) for tensor in inputs]
-        return self._call(opts, taken, list(outputs), "all_to_all_v", given, out=outs)
+        outs = [taken.changed(tensor) for tensor in outputs]
+        given = bytes_apart({k: taken.given(tensor) for k, tensor in enumerate(inputs)}, outs)
+        return self._call(opts, taken, list(outputs), "all_to_all_v", given, out=list(map(bytes_of, outs)))
 
     # -- one to one --
 
@@ -501,7 +503,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self, opts: Any, taken: Taken, result: list[torch.Tensor], kind: str, *arguments: Any, **keywords: Any
     ) -> _Pending:
         method = getattr(self.comm, kind)
-        if "out" in keywords and arguments[0] is not None:
+        if isinstance(keywords.get("out"), shmring.Memory) and arguments[0] is not None:
             arguments = (apart(arguments[0], keywords["out"], self.comm.rank), *arguments[1:])
         keywords["timeout"] = _seconds(opts.timeout)
         if not opts.asyncOp:

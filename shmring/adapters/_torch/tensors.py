@@ -152,48 +152,43 @@ def bytes_of(memory: Memory) -> np.ndarray[Any, Any]:
     return Memory(memory.address, memory.nbytes, "uint8", owner=held).__array__()
 
 
-def apart(given: Any, out: Any, rank: int) -> Any:
-    """Return `given`, with copies of what a call may not read while it writes `out`. Both: Memory, or arrays.
+def apart(given: Memory, out: Memory, rank: int) -> Memory:
+    """Return `given`, or a copy of it if a call may not read it while it writes `out`.
 
     shmring takes an input that begins where this rank's part of the output does; gloo takes any overlap.
     """
-    if isinstance(given, Memory):
-        begin, end = _span(given)
-        out_begin, out_end = _span(out)
-        if end <= out_begin or out_end <= begin:
-            return given
-        own_begin = begin + rank * out.nbytes if given.nbytes > out.nbytes else begin
-        if own_begin == out_begin + (rank * given.nbytes if given.nbytes < out.nbytes else 0):
-            return given
-        copy = bytes_of(given).copy()
-        return Memory(_span(copy)[0], given.count, given.dtype, owner=copy)
-    if not isinstance(given, list):
-        return _apart_from_pieces({rank: given}, out)[rank]
-    return list(_apart_from_pieces(dict(enumerate(given)), out).values())
+    (begin, end), (out_begin, out_end) = _span(given), _span(out)
+    if end <= out_begin or out_end <= begin:
+        return given
+    own_begin = begin + rank * out.nbytes if given.nbytes > out.nbytes else begin
+    if own_begin == out_begin + (rank * given.nbytes if given.nbytes < out.nbytes else 0):
+        return given
+    copy = bytes_of(given).copy()
+    return Memory(copy.__array_interface__["data"][0], given.count, given.dtype, owner=copy)
 
 
-def _apart_from_pieces(given: dict[int, Any], outs: list[Any]) -> dict[int, Any]:
-    """Return arrays by the rank whose output may begin where they do, as `apart` does."""
-    spans = list(map(_span, outs))
+def bytes_apart(given: dict[int, Memory], outs: Sequence[Memory]) -> list[np.ndarray[Any, Any]]:
+    """Return the bytes of inputs, copied if they overlap an output. given[k] may begin where outs[k] does."""
+    spans = [_span(out) for out in outs]
     first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
-    found = {}
-    for rank, array in given.items():
-        begin, end = _span(array)
+    found = []
+    for place, memory in given.items():
+        begin, end = _span(memory)
         is_apart = (
             end <= first
             or last <= begin
             or all(
-                end <= out_begin or out_end <= begin or (place == rank and begin == out_begin)
-                for place, (out_begin, out_end) in enumerate(spans)
+                end <= out_begin or out_end <= begin or (number == place and begin == out_begin)
+                for number, (out_begin, out_end) in enumerate(spans)
             )
         )
-        found[rank] = array if is_apart else array.copy()
+        found.append(bytes_of(memory) if is_apart else bytes_of(memory).copy())
     return found
 
 
-def _span(memory: Any) -> tuple[int, int]:
-    """Return the addresses of the first byte of a Memory, or an array, and of the byte behind it."""
-    begin = memory.address if isinstance(memory, Memory) else memory.__array_interface__["data"][0]
+def _span(memory: Memory) -> tuple[int, int]:
+    """Return the address of the first byte and that of the byte behind the last."""
+    begin = memory.address
     return begin, begin + memory.nbytes
 
 
