@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -166,8 +167,8 @@ def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
     [1, 1]
     """
     with _refusing(comm, "broadcast"):
-        _check_rank(comm, "root", root)
-    return _run(comm, "broadcast", tree, int(root))
+        root = _rank(comm, "root", root)
+    return _run(comm, "broadcast", tree, root)
 
 
 def all_gather(tree: Any, comm: shmring.Comm) -> Any:
@@ -290,8 +291,7 @@ def send(tree: Any, comm: shmring.Comm, dest: int, tag: int = 0) -> None:
     ... else:
     ...     x = shmring_jax.recv(x, comm, source=0)
     """
-    _check_rank(comm, "dest", dest)
-    _run(comm, "send", tree, int(dest), int(tag))
+    _run(comm, "send", tree, _rank(comm, "dest", dest), _integer("tag", tag))
 
 
 def recv(like: Any, comm: shmring.Comm, source: int, tag: int = 0) -> Any:
@@ -328,13 +328,13 @@ def recv(like: Any, comm: shmring.Comm, source: int, tag: int = 0) -> Any:
     ...     shmring_jax.recv(np.zeros(2, "i4"), comm, source=1).tolist()
     [0, 1]
     """
-    _check_rank(comm, "source", source)
+    source, tag = _rank(comm, "source", source), _integer("tag", tag)
     jax = need("jax", "jax", __name__)
     leaves, structure = jax.tree.flatten(like)
     if not leaves:
         return like
     shapes = tuple((tuple(leaf.shape), str(_canonical(jax, leaf.dtype))) for leaf in leaves)
-    call = Call(group_of(comm), "recv", (int(source), int(tag), shapes))
+    call = Call(group_of(comm), "recv", (source, tag, shapes))
     return structure.unflatten(_way().collective(call, []))
 
 
@@ -389,9 +389,18 @@ def _canonical(jax: Any, dtype: Any) -> Any:
     return found
 
 
-def _check_rank(comm: shmring.Comm, name: str, rank: int) -> None:
-    if not 0 <= rank < comm.size:
-        raise ValueError(f"{name} is {rank}; there are ranks 0 to {comm.size - 1}")
+def _rank(comm: shmring.Comm, name: str, rank: int) -> int:
+    found = _integer(name, rank)
+    if not 0 <= found < comm.size:
+        raise ValueError(f"{name} is {found}; there are ranks 0 to {comm.size - 1}")
+    return found
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
 
 
 @contextlib.contextmanager

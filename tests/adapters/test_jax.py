@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from engines import EXAMPLES, needs, output_of, start
@@ -181,14 +182,16 @@ def differentiate(comm, way):
     size, rank = comm.size, comm.rank
     rng = np.random.default_rng(5)
 
-    def gradient(call, x_shape, y_shape):
+    def gradient(call, x_shape, y_shape, dtype="f4"):
         """Return the gradient of this rank's x, and the weights by rank."""
         weights = rng.integers(0, 9, (size, *y_shape)).astype("f4")
         loss = lambda x: (call(x) * weights[rank]).sum()  # noqa: E731
-        return np.asarray(jax.jit(jax.grad(loss))(np.ones(x_shape, "f4"))), weights
+        return np.asarray(jax.jit(jax.grad(loss))(np.ones(x_shape, dtype))), weights
 
-    found, weights = gradient(lambda x: adapter.all_reduce(x, comm), (4,), (4,))
-    assert bits(found) == bits(weights.sum(0))
+    for dtype in "float32", "float16", ml_dtypes.bfloat16:
+        found, weights = gradient(lambda x: adapter.all_reduce(x, comm), (4,), (4,), dtype)
+        assert found.dtype == dtype
+        assert bits(found.astype("f4")) == bits(weights.sum(0))
     found, weights = gradient(lambda x: adapter.all_reduce(x, comm, "avg"), (4,), (4,))
     assert np.allclose(found, weights.mean(0))
     found, weights = gradient(lambda x: adapter.broadcast(x, comm, 1), (4,), (4,))

@@ -343,6 +343,8 @@ def transform(comm):
     assert np.allclose(jax.jit(partly)(x), size * size)
     assert np.allclose(jax.jacrev(total)(x), np.diag(size * 2 * x))
     assert np.allclose(jax.jacfwd(total)(x), np.diag(size * 2 * x))
+    cubes = jax.jacrev(jax.jacrev(lambda x: (adapter.broadcast(x, comm, 1) ** 3).sum()))(x)
+    assert np.allclose(cubes, np.diag(size * 6 * x) * (rank == 1))
 
     def loop(x):
         def step(carry, factor):
@@ -422,6 +424,8 @@ def refuse(comm):
         adapter.recv(jnp.zeros(3, "int4"), comm, 0)
     with pytest.raises(ValueError, match="dest is 2; there are ranks 0 to 1"):
         adapter.send(1.0, comm, 2)
+    with pytest.raises(TypeError, match=r"source is 0\.5; it must be an integer"):
+        adapter.recv(jnp.zeros(3), comm, 0.5)
     with pytest.raises(ValueError, match=r"shape \(3,\) has no dimension 0"):
         adapter.all_to_all(np.ones(3, "f4"), comm)
     if comm.rank:
@@ -440,6 +444,8 @@ def close_first(comm):
     import gc
     import weakref
 
+    from shmring.adapters._jax import xla
+
     other = comm.dup()
     run = adapter.jit(lambda x: adapter.all_reduce(x, other))
     assert run(1.0) == comm.size
@@ -451,10 +457,13 @@ def close_first(comm):
     ref = weakref.ref(third)
     run = adapter.jit(lambda x: adapter.all_reduce(x, ref() or other))
     run(1.0)
+    before = len(xla._eager)
+    adapter.all_reduce(1.0, third)
     third.close()
     del third
     gc.collect()
     assert gone() is None  # no program keeps it
+    assert len(xla._eager) == before  # and it keeps no program
     with pytest.raises(shmring.Closed, match="does not exist any more"):
         run(1.0)
     assert comm.all_reduce(1) == comm.size

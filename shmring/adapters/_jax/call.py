@@ -107,12 +107,12 @@ class Call:
         if self.kind == "all_gather":
             return run(Call(self.group, "reduce_scatter", ("sum",)), cotangents)
         if self.kind == "broadcast":
-            sums = run(Call(self.group, "all_reduce", ("sum",)), cotangents)
-            if self.group.rank == self.how[0]:
-                return sums
             import jax
 
-            return [jax.numpy.zeros_like(leaf) for leaf in sums]
+            sums = run(Call(self.group, "all_reduce", ("sum",)), cotangents)
+            is_root = self.group.rank == self.how[0]
+            # All results depend on the cotangents: so `vmap` batches the next call on all ranks, or on none.
+            return [jax.numpy.where(is_root, leaf, jax.numpy.zeros_like(leaf)) for leaf in sums]
         if self.kind in ("all_reduce", "all_to_all"):
             return run(self, cotangents)
         whole = run(Call(self.group, "all_gather"), cotangents)

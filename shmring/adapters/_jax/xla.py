@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ from .errors import note, own_error
 _TARGET = "shmring"
 _END = b"end"  # the text of the custom call that ends a region
 _calls: dict[bytes, _compiled.XlaCall] = {}  # by the text in custom calls
+_eager: weakref.WeakKeyDictionary[shmring.Comm, Callable[[Call], Any]] = weakref.WeakKeyDictionary()
 
 
 class _Order(effects.Effect):  # type: ignore[misc]
@@ -83,14 +85,23 @@ def _abstract(*leaves: Any, call: Call) -> Any:
     return [core.ShapedArray(shape, np.dtype(dtype)) for shape, dtype in results], {_ORDER}
 
 
-@functools.lru_cache(maxsize=1024)
-def _eager(call: Call) -> Callable[..., Any]:
-    return jit(lambda *leaves: collective_p.bind(*leaves, call=call), {})
-
-
 def _implement(*leaves: Any, call: Call) -> Any:
+    comm = call.group.comm()
+    program = _eager_program(call) if comm is None else _eager_programs(comm)(call)
     with jax.disable_jit(False):
-        return _eager(call)(*leaves)
+        return program(*leaves)
+
+
+def _eager_programs(comm: shmring.Comm) -> Callable[[Call], Any]:
+    """Return the function that gives the communicator's programs, which are freed with it."""
+    programs = _eager.get(comm)
+    if programs is None:
+        programs = _eager[comm] = functools.lru_cache(maxsize=1024)(_eager_program)
+    return programs
+
+
+def _eager_program(call: Call) -> Callable[..., Any]:
+    return jit(lambda *leaves: collective_p.bind(*leaves, call=call), {})
 
 
 def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
@@ -98,7 +109,7 @@ def _differentiate(primals: Sequence[Any], tangents: Sequence[Any], *, call: Cal
     call.check_gradient()
     results = collective(call, primals)
     changes = [ad.Zero(core.typeof(result).to_tangent_aval()) for result in results]
-    real = [i for i, primal in enumerate(primals) if np.issubdtype(primal.dtype, np.inexact)]
+    real = [i for i, primal in enumerate(primals) if jax.dtypes.issubdtype(primal.dtype, np.inexact)]
     moved = collective(call, [ad.instantiate_zeros(tangents[i]) for i in real])
     for i, change in zip(real, moved, strict=True):
         changes[i] = change
@@ -296,7 +307,8 @@ def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., 
         return results.structure.unflatten(()) if type(results) is _Nothing else results
 
     take_own_end = _compiled.take_own_end
-    call.lower = inner.lower  # type: ignore[attr-defined]  # the plain program, to inspect or to compile it
+    for name in ("lower", "trace", "eval_shape"):  # of the plain program, to inspect or to compile it
+        setattr(call, name, getattr(inner, name))
     call._region = outer  # type: ignore[attr-defined]
     return call
 
