@@ -447,6 +447,21 @@ def test_ctrl_c(side):
         assert ring.get(ENOUGH_S) == b"next"
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_an_exception_in_the_first_call_leaves_the_side_usable(side, monkeypatch):
+    with shmring.Ring(TINY) as ring:
+        with monkeypatch.context() as patch:
+            patch.setattr(shmring.Ring, "_come", interrupted)  # Python code, in which signal handlers run
+            with pytest.raises(KeyboardInterrupt):
+                ring.get() if side == "get" else ring.put(b"first")
+        ring.put(b"next", ENOUGH_S)
+        assert ring.get(ENOUGH_S) == b"next"
+
+
 def get_until_it_raises(ring, timeout=None):
     while True:
         ring.get(timeout)
