@@ -523,7 +523,8 @@ def reduce_array(array: _Array) -> Any:
     _drop_all()
     if sent is None:
         return array.__reduce_ex__(_PROTOCOL)
-    offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES
+    # A view without items may begin outside the block.
+    offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES if array.size else 0
     place = descriptors.machine(), _token(), os.getpid(), block.fd, *descriptors.identity_of(block.fd)
     use = block.nonce, block.nbytes, block.for_receivers, *sent
     return _load, (place, use, offset, array.dtype, array.shape, array.strides, array.flags.writeable)

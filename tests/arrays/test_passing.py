@@ -242,6 +242,13 @@ def test_views_travel(view):
     assert not got.size or np.shares_memory(got, array)
 
 
+def test_views_without_items_travel():
+    nothing, table = shmring.share(np.empty((0, 3))), shmring.share(BASE)
+    for there in (nothing[:, 1:], nothing.T[2:], nothing[::-1, :0], table[::-1][4:], table[4:, 1:, :0]):
+        got = travel(there)
+        assert (got.dtype, got.shape) == (there.dtype, there.shape)
+
+
 @pytest.mark.parametrize("dtype", ["?", "i1", ">i4", "f2", "c16", "S3", "U2", "M8[D]", "i4,(2,3)f8", "V5"])
 def test_dtypes_travel(dtype):
     array = shmring.shared_zeros((3, 2), dtype)
