@@ -10,6 +10,9 @@ A process looks for pickles that were loaded only when it shares, sends or recei
 free memory earlier, `Head.references` counts the processes with arrays on the block and the pickles under
 way. The process that takes the last reference away frees the pages. A process that is killed leaves its
 reference, which only delays this until the descriptors are closed.
+
+Each pickle under way has a slot, in which the process that loads it says so. Slots are in the head, and if
+these do not suffice, behind the array, where memory is allocated only for those in use.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import functools
 import math
 import os
 import secrets
+import struct
 import threading
 import time
 import warnings
@@ -32,6 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .._system import descriptors, segments
+from .._system.limits import explain
 from ..errors import Error
 from . import keeper
 from .allocator import Part, check
@@ -43,9 +48,12 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _MAGIC = 0x73686D72_61727261
 _HEAD_NBYTES = 4096
 _NSLOTS = 1984
+_NFURTHER = 1 << 20  # slots behind the array, for more pickles; pages of them exist once they are used
+_NTRIES = 8, _NSLOTS  # slots of both kinds that are tried for a pickle
 _SWEEP_S = 0.001  # least time between two looks at all pickles under way
 _EXIT_S = 0.02  # at the end of a process, for pickles to be loaded before it leaves a keeper
 _WHAT = "a shared array"  # in messages
+_SLOT = struct.Struct("=H")
 _SENT, _LOADED = 0, 1  # lowest bit of a slot; the others are the number of its use
 
 
@@ -57,7 +65,7 @@ class Head(ctypes.Structure):
         ("nonce", ctypes.c_uint64),  # another one for each use of the block
         ("nbytes", ctypes.c_uint64),  # after this page
         ("references", ctypes.c_uint32),
-        ("next_use", ctypes.c_uint32),  # the number of the next pickle
+        ("next_use", ctypes.c_uint32 * 2),  # the number of the next pickle in `slots`, and behind the array
         ("is_kept", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
         # One for each pickle: 0, or the number of the use, and _SENT or _LOADED.
         ("slots", ctypes.c_uint16 * _NSLOTS),
@@ -65,6 +73,11 @@ class Head(ctypes.Structure):
 
 
 assert ctypes.sizeof(Head) <= _HEAD_NBYTES
+
+
+def _file_nbytes(nbytes: int) -> int:
+    """Return the size of the file of a block of nbytes: its head, the array, and further slots."""
+    return _HEAD_NBYTES + -(-nbytes // _HEAD_NBYTES) * _HEAD_NBYTES + _NFURTHER * _SLOT.size
 
 
 class _Part(Part):
@@ -128,20 +141,51 @@ class Block:
             ref.block, self.part = self, ref
         return np.asarray(part)
 
-    def send(self) -> tuple[int, int] | None:
-        """Count a pickle; return its slot and the slot's value. None if too many are under way."""
+    def send(self) -> tuple[int, int]:
+        """Count a pickle; return its slot and the slot's value."""
         with segments.locked(self.fd):
-            head = self.head
-            for _ in range(_NSLOTS):
-                use, slot = divmod(head.next_use, _NSLOTS)
-                head.next_use += 1
-                if not head.slots[slot] or head.slots[slot] & 1 == _LOADED:
-                    value = (use % 0x7FFF + 1) << 1 | _SENT
-                    head.references += 1
-                    head.slots[slot] = self.under_way[slot] = value
-                    _sent.add(self)
-                    return slot, value
-        return None
+            slot, value = self.free_slot()
+            self.set_slot(slot, value)  # first, so that an exception leaves a slot too few at worst
+            self.head.references += 1
+            self.under_way[slot] = value
+            _sent.add(self)
+        return slot, value
+
+    def free_slot(self) -> tuple[int, int]:
+        """Return a slot for a pickle, and its value. Most are found at once: the oldest pickle was loaded."""
+        head, begin = self.head, 0
+        for kind, count in enumerate((_NSLOTS, _NFURTHER)):
+            for _ in range(_NTRIES[kind]):
+                use, place = divmod(head.next_use[kind], count)
+                head.next_use[kind] += 1
+                before = self.slot(begin + place)
+                if not before or before & 1 == _LOADED:
+                    return begin + place, (use % 0x7FFF + 1) << 1 | _SENT
+            begin += count
+        raise Error(
+            f"{_NFURTHER} pickles of one shared array were sent and not loaded: load them, or send fewer "
+            "and larger views of it"
+        )
+
+    def slot(self, number: int) -> int:
+        """Return the value of a slot."""
+        if number < _NSLOTS:
+            return int(self.head.slots[number])
+        return _SLOT.unpack(os.pread(self.fd, _SLOT.size, self.place_of(number)))[0]  # type: ignore[no-any-return]
+
+    def set_slot(self, number: int, value: int) -> None:
+        """Set the value of a slot."""
+        if number < _NSLOTS:
+            self.head.slots[number] = value
+        else:
+            try:
+                os.pwrite(self.fd, _SLOT.pack(value), self.place_of(number))
+            except OSError as error:
+                raise explain(error, "counting the pickles of a shared array") from error
+
+    def place_of(self, number: int) -> int:
+        """Return the place of a slot behind the array, in the file."""
+        return _file_nbytes(self.nbytes) - (_NSLOTS + _NFURTHER - number) * _SLOT.size
 
     def receive(self, nonce: int, slot: int, value: int) -> bool:
         """Take a pickle's reference, or one more if it was loaded before. False if the memory is gone."""
@@ -150,18 +194,22 @@ class Block:
             head = self.head
             if head.nonce != nonce or head.references == 0:
                 return False
-            is_first = head.slots[slot] == value
+            is_first = self.slot(slot) == value
             if is_first:  # first, so that an exception here leaves a reference too many, and not one too few
-                head.slots[slot] = value | _LOADED
+                self.set_slot(slot, value | _LOADED)
             head.references += (not is_counted) - is_first
         self.nonce = nonce
         return True
 
     def forget_loaded(self) -> None:
-        """Forget the pickles of this process that were loaded."""
-        for slot, value in list(self.under_way.items()):
-            if self.head.slots[slot] != value:
-                del self.under_way[slot]
+        """Forget the pickles of this process that were loaded, up to the first one that is under way."""
+        loaded = []
+        for slot, value in self.under_way.items():
+            if self.slot(slot) == value:
+                break
+            loaded.append(slot)
+        for slot in loaded:
+            del self.under_way[slot]
 
     def drop(self) -> None:
         """Give this process's reference back, as its last array is gone; the last one frees the pages.
@@ -174,7 +222,7 @@ class Block:
                 head.references -= 1
                 self.part = None  # no handler of a signal runs between these two lines
             if head.references == 0 and not head.is_kept:
-                segments.free(self.fd, _HEAD_NBYTES, self.nbytes)
+                segments.free(self.fd, _HEAD_NBYTES, _file_nbytes(self.nbytes) - _HEAD_NBYTES)
 
     def close(self) -> None:
         """Unmap the block and close the descriptor. A second call completes what an exception cut short."""
@@ -276,7 +324,7 @@ def _make_block(nbytes: int, data: _Array | None) -> Block:
     """Return a new block that begins with these bytes."""
     block = Block(nbytes, True, True, os.getpid())
     try:
-        block.fd = segments.create(_HEAD_NBYTES + nbytes, kind="memfd")
+        block.fd = segments.create(_file_nbytes(nbytes), kind="memfd")
         purpose = "a shared array"
         segments.allocate(block.fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
         if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
@@ -521,8 +569,6 @@ def reduce_array(array: _Array) -> Any:
         _sweep()
         sent = block.send()
     _drop_all()
-    if sent is None:
-        return array.__reduce_ex__(_PROTOCOL)
     # A view without items may begin outside the block.
     offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES if array.size else 0
     place = descriptors.machine(), _token(), os.getpid(), block.fd, *descriptors.identity_of(block.fd)
@@ -554,7 +600,7 @@ def _load(
             except BaseException:
                 block.close_descriptor()
                 raise
-        if not 0 <= slot < _NSLOTS or not block.receive(nonce, slot, value):
+        if not 0 <= slot < _NSLOTS + _NFURTHER or not block.receive(nonce, slot, value):
             raise _gone(pid)
         data = block.array()
         _blocks[nonce] = block
@@ -578,7 +624,7 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
 def _map(block: Block, pid: int, identity: list[int]) -> None:
     """Map a block of another process once its descriptor is proven to be of that memory."""
     about = os.fstat(block.fd)
-    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _HEAD_NBYTES + block.nbytes]:
+    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _file_nbytes(block.nbytes)]:
         raise _gone(pid)
     block.map()
     if (block.head.magic, block.head.nbytes) != (_MAGIC, block.nbytes):

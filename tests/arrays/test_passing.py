@@ -439,12 +439,34 @@ def test_an_old_pickle_does_not_reach_memory_that_is_used_again():
     assert (second == 2).all()
 
 
-def test_more_pickles_under_way_than_a_block_counts_have_the_bytes():
-    array = shmring.share(np.arange(3))
-    pickles = [bytes(ForkingPickler.dumps(array)) for _ in range(2100)]
-    del array
+def test_more_pickles_under_way_than_the_head_counts_are_of_the_same_memory():
+    array = shmring.shared_zeros(2100, writable=True)
+    pickles = [bytes(ForkingPickler.dumps(array[n : n + 1])) for n in range(2100)]
     for data in pickles:
-        assert pickle.loads(data).tolist() == [0, 1, 2]
+        pickle.loads(data)[:] += 1
+    assert (array == 1).all()
+    pages = pages_of(array)
+    last = [bytes(ForkingPickler.dumps(array)) for _ in range(2100)]
+    del array
+    assert all((pickle.loads(data) == 1).all() for data in last[1:])
+    assert pages() > 0
+    whole = pickle.loads(last[0])
+    assert (travel(whole) == 1).all()
+    del whole
+    gc.collect()
+    with pytest.raises(shmring.Error, match="loaded before"):  # each one was counted
+        pickle.loads(last[-1])
+
+
+def test_too_many_pickles_under_way_are_an_error(monkeypatch):
+    monkeypatch.setattr(passing, "_NFURTHER", 100)
+    array = shmring.share(np.zeros(1))
+    pickles = [bytes(ForkingPickler.dumps(array)) for _ in range(passing._NSLOTS + 100)]
+    with pytest.raises(shmring.Error, match="were sent and not loaded"):
+        ForkingPickler.dumps(array)
+    for data in pickles:
+        pickle.loads(data)
+    assert not travel(array)[0]
 
 
 def test_no_descriptors_is_an_error_that_says_what_to_do():
