@@ -67,6 +67,7 @@ class Head(ctypes.Structure):
         ("references", ctypes.c_uint32),
         ("next_use", ctypes.c_uint32 * 2),  # the number of the next pickle in `slots`, and behind the array
         ("is_kept", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
+        ("is_by_value", ctypes.c_uint8),  # a pool made it to send one array; see `reduce_copy`
         # One for each pickle: 0, or the number of the use, and _SENT or _LOADED.
         ("slots", ctypes.c_uint16 * _NSLOTS),
     )
@@ -122,13 +123,13 @@ class Block:
         self.head = Head.from_address(self.of_head.address)
         self.data = segments.Mapping(self.fd, _HEAD_NBYTES + self.nbytes, writable=self.is_writable)
 
-    def begin(self, for_receivers: bool) -> None:
+    def begin(self, for_receivers: bool, is_by_value: bool) -> None:
         """Begin a use of this block by its maker."""
         self.for_receivers = for_receivers
         with segments.locked(self.fd):
             head = self.head
             head.magic, head.nbytes, head.references = _MAGIC, self.nbytes, 1
-            head.is_kept = _keep_nbytes > 0
+            head.is_kept, head.is_by_value = _keep_nbytes > 0, is_by_value
             head.nonce = self.nonce = secrets.randbits(63) + 1
 
     def array(self) -> _Array:
@@ -171,7 +172,8 @@ class Block:
         """Return the value of a slot."""
         if number < _NSLOTS:
             return int(self.head.slots[number])
-        return _SLOT.unpack(os.pread(self.fd, _SLOT.size, self.place_of(number)))[0]  # type: ignore[no-any-return]
+        (value,) = _SLOT.unpack(os.pread(self.fd, _SLOT.size, self.place_of(number)))
+        return int(value)
 
     def set_slot(self, number: int, value: int) -> None:
         """Set the value of a slot."""
@@ -403,13 +405,17 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
         return given
     if copy is False:
         raise ValueError("the array is not in shared memory: copy=None copies it there")
+    return _copy(given, writable)
+
+
+def _copy(given: _Array, writable: bool, is_by_value: bool = False) -> _Array:
     order = "F" if given.flags.f_contiguous and not given.flags.c_contiguous else "C"
     if given.size == 0 or not given.flags.forc or given.dtype.hasobject:
-        made = _shared(given.shape, given.dtype, writable, order)
+        made = _shared(given.shape, given.dtype, writable, order, is_by_value=is_by_value)
         np.copyto(made, given)
         return made
     flat = (given.T if order == "F" else given).reshape(-1).view("u1")
-    return _shared(given.shape, given.dtype, writable, order, flat)
+    return _shared(given.shape, given.dtype, writable, order, flat, is_by_value=is_by_value)
 
 
 @overload
@@ -531,6 +537,7 @@ def _shared(
     order: Any,
     data: _Array | None = None,
     is_cleared: bool = False,
+    is_by_value: bool = False,
 ) -> _Array:
     lengths, items = check(shape, dtype)
     nbytes = max(math.prod(lengths) * items.itemsize, 1)
@@ -542,7 +549,7 @@ def _shared(
     elif data is not None or is_cleared:
         np.asarray(_Part(block))[:nbytes] = 0 if data is None else data
     with _guard:
-        block.begin(writable)
+        block.begin(writable, is_by_value)
         whole = block.array()
         _blocks[block.nonce] = block
     _drop_all()
@@ -553,7 +560,12 @@ def _shared(
 
 
 def block_of(array: _Array) -> Block | None:
-    """Return the block in which an array's memory is."""
+    """Return the block in which an array's memory is. None for memory that is not passed by reference."""
+    block = _block_below(array)
+    return block if block is not None and not block.head.is_by_value else None
+
+
+def _block_below(array: _Array) -> Block | None:
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
@@ -562,9 +574,20 @@ def block_of(array: _Array) -> Block | None:
 
 def reduce_array(array: _Array) -> Any:
     """Return how an ndarray is pickled, as `object.__reduce_ex__`."""
-    block = block_of(array)
-    if block is None:
-        return array.__reduce_ex__(_PROTOCOL)
+    return array.__reduce_ex__(_PROTOCOL) if block_of(array) is None else _reduce(array)
+
+
+def reduce_copy(array: _Array) -> Any:
+    """Return how a copy of an ndarray is pickled that only the receiver has, and may write to.
+
+    It is an ordinary array to its receiver: where the receiver sends it, it is copied again.
+    """
+    return _reduce(_copy(array, True, is_by_value=True))
+
+
+def _reduce(array: _Array) -> Any:
+    block = _block_below(array)
+    assert block is not None
     with _guard:
         _sweep()
         sent = block.send()

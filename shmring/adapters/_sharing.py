@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 
 import shmring
+
+from .._arrays.passing import block_of, reduce_array, reduce_copy
 
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
@@ -24,17 +25,6 @@ _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes)) | {
 _Reducer = Callable[[np.ndarray[Any, Any]], Any]
 
 
-@functools.cache
-def _travel() -> _Reducer:
-    """Return multiprocessing's reducer of arrays, which is that of shared arrays.
-
-    The first call is before `begin_worker` sets another one in a worker.
-    """
-    shmring.keep_shared  # noqa: B018  its module registers the reducer
-    found: _Reducer = reduction.ForkingPickler(io.BytesIO()).dispatch_table[np.ndarray]
-    return found
-
-
 class _Pickler(reduction.ForkingPickler):
     """Pickle as multiprocessing does, and arrays from a size on in shared memory."""
 
@@ -44,15 +34,17 @@ class _Pickler(reduction.ForkingPickler):
 
 
 def reducer(least_nbytes: int, otherwise: _Reducer | None = None) -> _Reducer:
-    """Return a reducer of arrays that shares those of `least_nbytes` or more.
+    """Return a reducer of arrays that sends copies of those of `least_nbytes` or more in shared memory.
 
+    Arrays that the user has shared are passed by reference.
     otherwise: the reducer of the others; None for a pickle of the highest protocol.
     """
-    travel = _travel()
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
+        if block_of(array) is not None:
+            return reduce_array(array)
         if array.nbytes >= least_nbytes and not array.dtype.hasobject:
-            return travel(shmring.share(array, writable=True, copy=None))
+            return reduce_copy(array)
         return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
     return reduce
@@ -76,9 +68,13 @@ class Loaded:
 
 
 def is_light(value: Any, least_nbytes: int) -> bool:
-    """Return whether a value is a number, a string or a short array, of which `snapshot` is fast."""
+    """Return whether a value is a number, a string or a short array, of which `snapshot` is fast.
+
+    Arrays that the user has shared are not light.
+    """
     if type(value) is np.ndarray:
-        return value.nbytes < min(least_nbytes, _LIGHT_NBYTES) and not value.dtype.hasobject
+        is_short = value.nbytes < min(least_nbytes, _LIGHT_NBYTES)
+        return is_short and not value.dtype.hasobject and block_of(value) is None
     return type(value) in _IMMUTABLE
 
 
@@ -92,7 +88,7 @@ def begin_worker(
 ) -> None:
     """Have this process, a worker, share the large arrays that it sends; call the user's initializer."""
     shmring.keep_shared(keep_nbytes)
-    reduction.ForkingPickler.register(np.ndarray, reducer(least_nbytes, _travel()))
+    reduction.ForkingPickler.register(np.ndarray, reducer(least_nbytes, reduce_array))
     if initializer is not None:
         initializer(*arguments)
 

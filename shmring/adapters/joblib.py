@@ -97,7 +97,7 @@ def register_joblib(
     name : str
         For `joblib.Parallel(backend=name)` and `joblib.parallel_config(name)`.
     least_nbytes : int
-        Smaller arrays are pickled.
+        Smaller arrays are pickled, unless they are those of `shmring.share`.
     keep_nbytes : int
         Most bytes that this process, and each worker, keeps of arrays that were dropped, for the next ones.
 

@@ -20,17 +20,17 @@ _Result = TypeVar("_Result")
 class Executor(concurrent.futures.ProcessPoolExecutor):
     """A ProcessPoolExecutor whose large arrays travel in shared memory instead of through a pipe.
 
-    It holds for all arrays in the arguments and in the results, at any depth. Each gets memory of its own, as
-    by `shmring.share(array, writable=True)`, unless it is shared already. `submit` pickles or copies the
-    arguments, so later changes of them have no effect. The workers share the large arrays that they put into
-    queues as well.
+    It holds for all arrays in the arguments and in the results, at any depth. As in any pool, the receiver
+    gets a copy of its own, which is writable. `submit` pickles or copies the arguments, so later changes of
+    them have no effect. Arrays of `shmring.share`, `shared_empty` and `shared_zeros` are not copied: the
+    receiver has the same memory. The workers share the large arrays that they put into queues as well.
 
     Parameters
     ----------
     max_workers : int, optional
         As for ProcessPoolExecutor.
     least_nbytes : int
-        Smaller arrays are pickled.
+        Smaller arrays are pickled, unless they are those of `shmring.share`.
     keep_nbytes : int
         Most bytes that this process, and each worker, keeps of arrays that were dropped, for the next ones.
         0: none.

@@ -124,11 +124,43 @@ def test_map_chunks_errors_and_keywords():
             pool.submit(lambda: None)
 
 
-def test_shared_arrays_are_not_copied_again():
-    array = shmring.share(np.zeros(LARGE), writable=True)
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_shared_arrays_are_not_copied_again(count):
+    array = shmring.share(np.zeros(count), writable=True)
     with Executor(1) as pool:
         pool.submit(np.copyto, array, 4).result()
     assert (array == 4).all()
+
+
+STATE = []
+
+
+def keep(array):
+    STATE[:] = [array]
+
+
+def step():
+    STATE[0][:] += 1
+    return STATE[0]
+
+
+def test_what_came_from_a_pool_is_copied_when_it_is_sent():
+    with Executor(1, least_nbytes=100) as executor:
+        x = executor.submit(np.zeros, 1000).result()
+        executor.submit(np.copyto, x, 5).result()
+        assert not x.any()
+        future = executor.submit(np.add, x, 0)
+        x += 7
+        assert not future.result().any()
+        executor.submit(keep, x).result()
+        states = [executor.submit(step).result() for _ in range(3)]
+        assert [int(state[0]) for state in states] == [8, 9, 10]
+        assert all(is_shared({"deep": [Holder(state)]}) for state in states)
+        queue = multiprocessing.SimpleQueue()
+        queue.put(x[:3])
+        assert not np.shares_memory(queue.get(), x)
+        with pytest.raises(ValueError, match="not in shared memory"):
+            shmring.share(x, copy=False)
 
 
 def test_results_arrive_from_workers_that_end_after_each_task():
@@ -167,6 +199,7 @@ def test_joblib_shares_both_ways():
     signals = [np.full(1000, float(i)) for i in range(6)]
     parallel = joblib.Parallel(2, backend="shmring")
     results = parallel(joblib.delayed(lambda x: (x + 1, shared_here(x)))(x) for x in signals)
+    parallel([joblib.delayed(np.copyto)(results[0][0], 5)])  # a result is copied when it is sent
     for value, (result, shared) in enumerate(results):
         assert shared
         assert shared_here(result)

@@ -111,7 +111,8 @@ FOLDERS = {
     # numbers of kinds, and the table of operations, are `_core`'s.
     "mpi4py": {"__init__", "errors", "_comm", "_core", "_config", "_launch"},
     "_stand_in": {"mpi4py"},
-    "adapters": {"__init__", "methods", "_config"},  # libraries that need not be there
+    # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`.
+    "adapters": {"__init__", "methods", "_config", "_arrays"},
     "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
     "selftest": {"tools"},
     "__main__": {"tools"},
