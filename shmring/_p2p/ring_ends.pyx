@@ -727,24 +727,19 @@ cdef class RingEnds(Ends):
     cdef int take_side(self, int side) except -1:
         cdef sr_liveness *liveness = &self.q.liveness[side]
         cdef sr_ring_end *end = &self.own_producer if side == SR_PRODUCER else &self.consumer
-        cdef uint64_t first
-        cdef uint64_t start_time
-        cdef int pid
         # Python code runs before the side is acquired: a signal handler that raises there leaves the side free.
-        pid, start_time = self._come()
-        first = sr_flag_load(&self.q.ring.taken.value)
+        come = self._come()
+        cdef uint64_t first = sr_flag_load(&self.q.ring.taken.value)
         if first % SR_CACHE_LINE:
             raise self._damaged()
         if not sr_liveness_acquire(liveness):
             what = "puts into" if side == SR_PRODUCER else "gets from"
             raise RuntimeError(f"process {liveness.pid} {what} this ring already; each side is for one process")
-        liveness.pid, liveness.start_time = pid, start_time
+        liveness.pid, liveness.start_time = come
         sr_ring_open_end(end, &self.q.ring, <unsigned char *> self.q + SR_PAGE, self.nbytes_of_ring, first,
                          &self.q.event[1 - side], find_kernels(NULL).copy, PIECE_NBYTES)
-        if side == SR_PRODUCER:
-            self.puts = True
-        else:
-            self.gets = True
+        self.puts |= side == SR_PRODUCER
+        self.gets |= side == SR_CONSUMER
         return 0
 
     cdef int check_readers(self) except -1:
