@@ -48,7 +48,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 _MAGIC = 0x73686D72_61727261
 _HEAD_NBYTES = 4096
 _NSLOTS = 1984
-_NFURTHER = 1 << 20  # slots behind the array, for more pickles; pages of them exist once they are used
+_NFURTHER = 500_000  # slots behind the array, whose pages exist once they are used
 _NTRIES = 8, _NSLOTS  # slots of both kinds that are tried for a pickle
 _SWEEP_S = 0.001  # least time between two looks at all pickles under way
 _EXIT_S = 0.02  # at the end of a process, for pickles to be loaded before it leaves a keeper
