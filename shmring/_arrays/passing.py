@@ -256,8 +256,22 @@ _sent: set[Block] = set()  # those with pickles under way
 _kept: list[Block] = []  # to be used again, the oldest first
 _dropped: collections.deque[_PartRef] = collections.deque()  # of blocks whose last array here is gone
 _guard = threading.Lock()  # of all of these, and of each block
+_inside = threading.RLock()  # taken with _guard: knows which thread has it
 _swept_s = 0.0
 _keep_nbytes = 0  # most bytes of _kept
+
+
+def _is_inside() -> bool:
+    """Return whether this code has interrupted a part of this thread that holds the guard."""
+    return _inside._is_owned()  # type: ignore[attr-defined, no-any-return, unused-ignore]
+
+
+def _check_outside() -> None:
+    if _is_inside():
+        raise RuntimeError(
+            "a signal handler or destructor cannot share, pickle or load an array while its thread does so; "
+            "let it set a flag, and share the array where the program reads the flag"
+        )
 
 
 def _drop_all() -> None:
@@ -266,7 +280,7 @@ def _drop_all() -> None:
     The garbage collector lets arrays go at any moment, also while this thread holds the guard.
     """
     while _dropped and not _guard.locked():  # if a thread holds the guard, it does so afterwards
-        with _guard:
+        with _inside, _guard:
             _drop_all_guarded()
 
 
@@ -386,6 +400,8 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
         If there is no memory for it.
     Error
         If the process has no descriptor left. Each array needs one in every process.
+    RuntimeError
+        In a signal handler or a destructor that has interrupted a call of this kind, as also for a pickle.
 
     Examples
     --------
@@ -523,7 +539,8 @@ def keep_shared(nbytes: int) -> int:
     global _keep_nbytes
     if nbytes == _keep_nbytes:
         return nbytes
-    with _guard:
+    _check_outside()
+    with _inside, _guard:
         before, _keep_nbytes = _keep_nbytes, nbytes
         _trim_kept()
     _drop_all()
@@ -541,14 +558,15 @@ def _shared(
 ) -> _Array:
     lengths, items = check(shape, dtype)
     nbytes = max(math.prod(lengths) * items.itemsize, 1)
-    with _guard:
+    _check_outside()
+    with _inside, _guard:
         _sweep()
         block = _used_again(nbytes)
     if block is None:
         block = _make_block(nbytes, data)
     elif data is not None or is_cleared:
         np.asarray(_Part(block))[:nbytes] = 0 if data is None else data
-    with _guard:
+    with _inside, _guard:
         block.begin(writable, is_by_value)
         whole = block.array()
         _blocks[block.nonce] = block
@@ -588,7 +606,8 @@ def reduce_copy(array: _Array) -> Any:
 def _reduce(array: _Array) -> Any:
     block = _block_below(array)
     assert block is not None
-    with _guard:
+    _check_outside()
+    with _inside, _guard:
         _sweep()
         sent = block.send()
     _drop_all()
@@ -612,7 +631,8 @@ def _load(
     machine, token, pid, number, *identity = place
     nonce, nbytes, for_receivers, slot, value = use
     descriptors.check_machine(machine, pid, _WHAT)
-    with _guard:
+    _check_outside()
+    with _inside, _guard:
         _sweep()
         block = _blocks.get(nonce)
         if block is None:
@@ -718,16 +738,25 @@ def _are_under_way() -> bool:
 
 def _before_fork() -> None:
     """Count the references of the child. If there will be no child, some memory is only freed later."""
-    _guard.acquire()
+    is_inside = _is_inside()
+    _inside.acquire()
+    if not is_inside:
+        _guard.acquire()
     for block in _blocks.values():
         if block.part is not None:
             with contextlib.suppress(Error, OSError), segments.locked(block.fd):
                 block.head.references += 1
 
 
+def _after_fork_in_parent() -> None:
+    _inside.release()
+    if not _is_inside():
+        _guard.release()
+
+
 def _after_fork_in_child() -> None:
-    global _guard
-    _guard = threading.Lock()
+    global _guard, _inside
+    _guard, _inside = threading.Lock(), threading.RLock()
     if _in_keeper:
         return
     _token.cache_clear()
@@ -741,7 +770,7 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(
-    before=_before_fork, after_in_parent=lambda: _guard.release(), after_in_child=_after_fork_in_child
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
 _prepare_end()
 util.register_after_fork(_prepare_end, _prepare_end)  # multiprocessing's children forget what was prepared

@@ -514,6 +514,33 @@ def test_threads_share_and_drop_at_the_same_time():
     assert not wrong
 
 
+@pytest.mark.parametrize("step", ["_used_again", "Block.begin", "Block.send", "Block.receive", "Block.drop"])
+def test_a_signal_handler_inside_a_call_gets_an_error(monkeypatch, step):
+    """Without the error it would wait for the thread that it interrupts."""
+    array, errors = shmring.share(np.ones(3)), []
+
+    def handle(*_):
+        for call in (lambda: shmring.share(5), lambda: travel(array), lambda: shmring.keep_shared(1)):
+            try:
+                call()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+    owner, name = (passing.Block, step[6:]) if "." in step else (passing, step)
+    whole = getattr(owner, name)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *given: [signal.raise_signal(signal.SIGUSR1), whole(*given)][1])
+            assert there_and_back()[0][0].tolist() == list(range(10))
+            gc.collect()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(errors) >= 3
+    assert all("set a flag" in error for error in errors)
+    assert there_and_back()[0][0].tolist() == list(range(10))
+
+
 def there_and_back():
     array = shmring.share(np.arange(10))
     return travel([array, array[3:]]), travel(shmring.shared_zeros(3))
