@@ -29,6 +29,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterable
 from multiprocessing import parent_process, reduction, util
 from typing import Any, TypeVar, overload
 
@@ -202,6 +203,17 @@ class Block:
             head.references += (not is_counted) - is_first
         self.nonce = nonce
         return True
+
+    def take_back(self, slot: int, value: int) -> None:
+        """Give up a pickle of this process if it is under way; loading it later is an error."""
+        if self.slot(slot) == value:
+            with segments.locked(self.fd):
+                if self.slot(slot) == value:
+                    self.set_slot(slot, value | _LOADED)
+                    self.head.references -= 1
+            if self.part is None:
+                self.drop()
+        del self.under_way[slot]
 
     def forget_loaded(self) -> None:
         """Forget the pickles of this process that were loaded, up to the first one that is under way."""
@@ -601,6 +613,20 @@ def reduce_copy(array: _Array) -> Any:
     It is an ordinary array to its receiver: where the receiver sends it, it is copied again.
     """
     return _reduce(_copy(array, True, is_by_value=True))
+
+
+def take_back(reduced: Iterable[Any]) -> None:
+    """Give up pickles that `reduce_array` and `reduce_copy` described, unless they have been loaded."""
+    _check_outside()
+    with _inside, _guard:
+        for _, (_, use, *_) in reduced:
+            nonce, _, _, slot, value = use
+            block = _blocks.get(nonce)
+            if block is not None and block.under_way.get(slot) == value:
+                with contextlib.suppress(Error, OSError):
+                    block.take_back(slot, value)
+                    _close_unused(block)
+    _drop_all()
 
 
 def _reduce(array: _Array) -> Any:

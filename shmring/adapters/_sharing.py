@@ -12,7 +12,7 @@ import numpy as np
 
 import shmring
 
-from .._arrays.passing import block_of, reduce_array, reduce_copy
+from .._arrays.passing import block_of, reduce_array, reduce_copy, take_back
 
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
@@ -28,32 +28,53 @@ _Reducer = Callable[[np.ndarray[Any, Any]], Any]
 class _Pickler(reduction.ForkingPickler):
     """Pickle as multiprocessing does, and arrays from a size on in shared memory."""
 
-    def __init__(self, file: io.BytesIO, least_nbytes: int) -> None:
+    def __init__(self, file: io.BytesIO, least_nbytes: int, sent: list[Any]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table[np.ndarray] = reducer(least_nbytes)
+        self.dispatch_table[np.ndarray] = reducer(least_nbytes, sent=sent)
 
 
-def reducer(least_nbytes: int, otherwise: _Reducer | None = None) -> _Reducer:
+def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any] | None = None) -> _Reducer:
     """Return a reducer of arrays that sends copies of those of `least_nbytes` or more in shared memory.
 
     Arrays that the user has shared are passed by reference.
-    otherwise: the reducer of the others; None for a pickle of the highest protocol.
+    otherwise: the reducer of the others; None for a pickle of the highest protocol. sent: a list to which
+    what `take_back` needs is appended.
     """
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
         if block_of(array) is not None:
-            return reduce_array(array)
-        if array.nbytes >= least_nbytes and not array.dtype.hasobject:
-            return reduce_copy(array)
-        return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            reduced = reduce_array(array)
+        elif array.nbytes >= least_nbytes and not array.dtype.hasobject:
+            reduced = reduce_copy(array)
+        else:
+            return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if sent is not None:
+            sent.append(reduced)
+        return reduced
 
     return reduce
 
 
-def dumps(obj: Any, least_nbytes: int) -> bytes:
-    """Return the pickle of an object."""
+def submit_task(call: Callable[..., Any], task: Callable[[list[Any]], Any], *args: Any) -> Any:
+    """Return the future of call(task(sent), *args). When it is done, what no worker has loaded is freed.
+
+    task: returns what to send, and fills the list `sent` as `reducer` does.
+    """
+    sent: list[Any] = []
+    try:
+        future = call(task(sent), *args)
+    except BaseException:
+        take_back(sent)
+        raise
+    if sent:
+        future.add_done_callback(lambda _: take_back(sent))
+    return future
+
+
+def dumps(obj: Any, least_nbytes: int, sent: list[Any]) -> bytes:
+    """Return the pickle of an object. sent: see `reducer`."""
     file = io.BytesIO()
-    _Pickler(file, least_nbytes).dump(obj)
+    _Pickler(file, least_nbytes, sent).dump(obj)
     return file.getvalue()
 
 

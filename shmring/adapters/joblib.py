@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import traceback
@@ -11,7 +12,7 @@ from typing import Any
 import shmring
 
 from .._config.optional_deps import need
-from ._sharing import KEEP_NBYTES, LEAST_NBYTES, Loaded, reducer
+from ._sharing import KEEP_NBYTES, LEAST_NBYTES, Loaded, reducer, submit_task
 from ._tasks import be_rank, first_cause, pack
 
 __all__ = ["register_joblib", "run"]
@@ -127,10 +128,13 @@ def register_joblib(
             return super().configure(*args, **keywords)
 
         def submit(self, func: Any, callback: Any = None) -> Any:
-            return super().submit(_Task.of(func, least_nbytes, keep_nbytes), callback)
+            return submit_task(
+                super().submit, functools.partial(_Task.of, func, least_nbytes, keep_nbytes), callback
+            )
 
         def apply_async(self, func: Any, callback: Any = None) -> Any:  # the name before joblib 1.5
-            return super().apply_async(_Task.of(func, least_nbytes, keep_nbytes), callback)
+            task = functools.partial(_Task.of, func, least_nbytes, keep_nbytes)
+            return submit_task(super().apply_async, task, callback)
 
     joblib.register_parallel_backend(name, Backend)
 
@@ -142,22 +146,22 @@ class _Task:
         self.data, self.least_nbytes, self.keep_nbytes = data, least_nbytes, keep_nbytes
 
     @classmethod
-    def of(cls, calls: Any, least_nbytes: int, keep_nbytes: int) -> _Task:
-        return (
-            calls if isinstance(calls, cls) else cls(_dumps(calls, least_nbytes), least_nbytes, keep_nbytes)
-        )
+    def of(cls, calls: Any, least_nbytes: int, keep_nbytes: int, sent: list[Any]) -> _Task:
+        if isinstance(calls, cls):
+            return calls
+        return cls(_dumps(calls, least_nbytes, sent), least_nbytes, keep_nbytes)
 
     def __call__(self) -> Loaded:
         shmring.keep_shared(self.keep_nbytes)
         return Loaded(_dumps(pickle.loads(self.data)(), self.least_nbytes))
 
 
-def _dumps(obj: Any, least_nbytes: int) -> bytes:
+def _dumps(obj: Any, least_nbytes: int, sent: list[Any] | None = None) -> bytes:
     import numpy as np
     from joblib.externals.loky.backend.reduction import (  # type: ignore[import-untyped, unused-ignore]
         get_loky_pickler,
     )
 
     file = io.BytesIO()
-    get_loky_pickler()(file, reducers={np.ndarray: reducer(least_nbytes)}).dump(obj)
+    get_loky_pickler()(file, reducers={np.ndarray: reducer(least_nbytes, sent=sent)}).dump(obj)
     return file.getvalue()

@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 
 import shmring
 
-from ._sharing import KEEP_NBYTES, LEAST_NBYTES, begin_worker, dumps, is_light, run_task, snapshot
+from ._sharing import (
+    KEEP_NBYTES,
+    LEAST_NBYTES,
+    begin_worker,
+    dumps,
+    is_light,
+    run_task,
+    snapshot,
+    submit_task,
+)
 from ._tasks import be_rank, collect, pack
 
 __all__ = ["Executor", "run"]
@@ -97,7 +106,11 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         is_named = isinstance(fn, FunctionType) and "<" not in fn.__qualname__
         if is_named and not kwargs and all(is_light(value, self._least_nbytes) for value in args):
             return super().submit(fn, *map(snapshot, args))  # pickled later, as by any pool
-        return super().submit(run_task, dumps((fn, args, kwargs), self._least_nbytes))
+        call, send = (fn, args, kwargs), super().submit
+        future: concurrent.futures.Future[Any] = submit_task(
+            lambda task: send(run_task, task), lambda sent: dumps(call, self._least_nbytes, sent)
+        )
+        return future
 
 
 def run(

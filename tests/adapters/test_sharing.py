@@ -1,8 +1,10 @@
 """Pools whose large arrays travel in shared memory: `pools.Executor`, and joblib's backend."""
 
+import concurrent.futures
 import gc
 import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
@@ -142,6 +144,63 @@ def keep(array):
 def step():
     STATE[0][:] += 1
     return STATE[0]
+
+
+def cancel(pool, large):
+    futures = [pool.submit(time.sleep, 0.1), *(pool.submit(np.sum, large) for _ in range(9))]
+    pool.shutdown(cancel_futures=True)
+    assert futures[-1].cancelled()
+
+
+def break_pool(pool, large):
+    futures = [pool.submit(end_late), *(pool.submit(np.sum, large) for _ in range(9))]
+    with pytest.raises(concurrent.futures.BrokenExecutor):
+        futures[-1].result()
+
+
+def end_late():
+    time.sleep(0.2)
+    os._exit(1)
+
+
+def send_what_cannot_be_pickled(pool, large):
+    with pytest.raises((AttributeError, TypeError), match="pickle"):
+        pool.submit(np.sum, large, lambda: None)
+
+
+def submit_after_the_end(pool, large):
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(np.sum, large)
+
+
+def fail_before_all_is_loaded(pool, large):
+    with pytest.raises(ZeroDivisionError):
+        pool.submit(np.sum, [FailsLoaded(), large]).result()
+
+
+class FailsLoaded:
+    def __reduce__(self):
+        return divmod, (1, 0)
+
+
+@pytest.mark.parametrize(
+    "lose", [cancel, break_pool, send_what_cannot_be_pickled, submit_after_the_end, fail_before_all_is_loaded]
+)
+def test_what_no_worker_loads_is_freed(lose):
+    before = memory_of(os.getpid())
+    large = np.zeros(LARGE)
+    shared = shmring.share(large)
+    with Executor(1, keep_nbytes=0) as pool:
+        lose(pool, [large, shared])
+    del pool
+    gc.collect()
+    assert memory_of(os.getpid()) - before < 2 * large.nbytes  # of `shared`
+    assert not shared.any()
+    del shared
+    time.sleep(0.01)
+    shmring.share(0)  # looks for pickles that were loaded
+    assert memory_of(os.getpid()) <= before
 
 
 def test_what_came_from_a_pool_is_copied_when_it_is_sent():
