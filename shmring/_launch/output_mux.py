@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .._system import cpulist
 from .log_files import Log
 
-_LONGEST_LINE_NBYTES = 1 << 16
+_LONGEST_LINE_NBYTES = 1 << 20  # of a line that is always shown whole
 _TAIL_LINES = 200
 _CLEAR_LINE = b"\r\x1b[K"
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -164,7 +164,10 @@ class Stream:
             self.rest = b"\r" + _last_segment(self.rest) + end  # drops the overwritten text
         self.shown_nbytes = len(self._settled(self.rest)) if shown else 0
         if len(self.rest) > _LONGEST_LINE_NBYTES:
-            self._cut()
+            if screen is None or screen.tty or self.prefix:
+                self._cut()
+            else:
+                self._show_piece(screen)
 
     def close(self) -> None:
         """Finish an unfinished line: the rank has closed the stream."""
@@ -187,6 +190,13 @@ class Stream:
     def _settled(self, line: bytes) -> bytes:
         # Hold back a carriage return at the end: it may be part of the line's end.
         return line.rstrip(b"\r") if self.prefix else line
+
+    def _show_piece(self, screen: Screen) -> None:
+        """Show the unfinished line so far, unchanged, and continue it with what comes."""
+        self._show(screen, self._traceback)
+        self._traceback = []
+        screen.unfinished(self)
+        self.rest, self.shown_nbytes = b"", 0
 
     def _cut(self) -> None:
         rest, self.rest = self.rest, b""
