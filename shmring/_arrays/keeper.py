@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import NoReturn
 
-_LONGEST_S = 5.0  # without a process to live for
+LONGEST_S = 5.0  # without a process to live for; the shell of a program may live for days
 _POLL_MS = 200
 _TIMEOUT_S = 5.0
 _REQUEST = struct.Struct("=Q")
@@ -41,7 +41,7 @@ def serve(
         poll.register(server, select.POLLIN)
         if watched is not None:
             poll.register(watched, select.POLLIN)
-        left_ms = _LONGEST_S * 1e3
+        left_ms = LONGEST_S * 1e3
         while is_needed() and left_ms > 0:
             ready = [fd for fd, _ in poll.poll(_POLL_MS)]
             if watched in ready:

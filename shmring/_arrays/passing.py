@@ -383,8 +383,9 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
 
     The memory has no name. It is freed with the last array on it, in whichever process that is, also if
     processes are killed. If a process ends before its pickles are loaded, it leaves a process that keeps
-    their memory until then, or until its parent ends. The processes must be of one user, on one machine,
-    and see each other in `/proc`.
+    their memory until then, or until its parent ends. A process that is no child of multiprocessing has no
+    such parent: its memory is kept for 5 s. The processes must be of one user, on one machine, and see each
+    other in `/proc`.
 
     Parameters
     ----------
@@ -702,8 +703,9 @@ def _map(block: Block, pid: int, identity: list[int]) -> None:
 
 def _gone(pid: int) -> Error:
     return Error(
-        f"a shared array of process {pid} is gone: the process was killed, or this pickle was loaded "
-        "before and the array was dropped since; keep the array until all have loaded it"
+        f"a shared array of process {pid} is gone: the process was killed, or it is no child of "
+        f"multiprocessing and ended more than {keeper.LONGEST_S:g} s ago, or this pickle was loaded before "
+        "and the array was dropped since; keep the array until all have loaded it"
     )
 
 

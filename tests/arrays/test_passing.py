@@ -186,6 +186,21 @@ def test_a_killed_sender_is_an_error_that_says_so():
         pickle.loads(data)
 
 
+@pytest.mark.parametrize("longest_s", [30, 0])
+def test_arrays_of_a_program_that_is_no_child_are_kept_for_a_time(longest_s):
+    code = (
+        "import sys; from multiprocessing.reduction import ForkingPickler; import shmring\n"
+        f"from shmring._arrays import keeper; keeper.LONGEST_S = {longest_s}\n"
+        "sys.stdout.buffer.write(ForkingPickler.dumps(shmring.share([1, 2])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    if longest_s:
+        assert pickle.loads(done.stdout).tolist() == [1, 2]
+    else:
+        with pytest.raises(shmring.Error, match="no child of multiprocessing and ended"):
+            pickle.loads(done.stdout)
+
+
 def send_and_stop(sender):
     sender.send(shmring.share(np.ones(10)))
     signal.pause()
