@@ -187,10 +187,20 @@ def test_a_last_line_without_an_end_gets_one(log):
     assert log.printed() == "1| last words\n"
 
 
-def test_endless_lines_are_cut(log):
+def test_endless_lines_are_cut(log, monkeypatch):
+    monkeypatch.setattr(output_mux, "_LONGEST_LINE_NBYTES", 60_000)
     log.streams[1].feed(b"x" * 70_000)
     assert len(os.read(log.read_fd, 1 << 20)) == 70_004
     assert log.streams[1].rest == b""
+
+
+def test_without_a_prefix_endless_lines_are_cut_only_for_another_line(plain, monkeypatch):
+    monkeypatch.setattr(output_mux, "_LONGEST_LINE_NBYTES", 4)
+    for rank in range(2):
+        assert plain.printed((rank, b"first"), (rank, b"again"), (rank, b"end\n")) == "firstagainend\n"
+    assert plain.printed((0, b"first"), (1, b"one\n"), (0, b"again\n")) == "first\none\nagain\n"
+    assert plain.printed((1, b"Traceback (most recent call last):\n"), (1, b"  longer")).endswith("  longer")
+    assert plain.streams[1].rest == b""
 
 
 def test_the_tail_is_what_was_left_on_the_lines(log):
