@@ -273,10 +273,11 @@ def _size_or_off(least: int, most: int) -> Callable[[str, str], int | None]:
 
 def _power_of_two(least: int, most: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
-        nbytes = _size(least, most)(name, text)
-        if nbytes & (nbytes - 1):
-            raise _wrong(name, text, f"a power of two from {least} to {most}, such as 512 or 64K")
-        return nbytes
+        with contextlib.suppress(ValueError):
+            nbytes = _size(least, most)(name, text)
+            if nbytes & (nbytes - 1) == 0:
+                return nbytes
+        raise _wrong(name, text, f"a power of two from {least} to {most}, such as 512 or 64K")
 
     return parse
 

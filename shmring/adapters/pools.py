@@ -102,6 +102,15 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         -------
         concurrent.futures.Future
             It has the result.
+
+        Raises
+        ------
+        RuntimeError
+            As ProcessPoolExecutor.submit: after `shutdown`, or if a worker has died.
+        Exception
+            That of the pickle, if an argument cannot be pickled; a ProcessPoolExecutor sets it in the future.
+        OutOfMemory, Error
+            As `shmring.share`.
         """
         is_named = isinstance(fn, FunctionType) and "<" not in fn.__qualname__
         if is_named and not kwargs and all(is_light(value, self._least_nbytes) for value in args):

@@ -449,3 +449,17 @@ def test_dump_shows_the_calls_of_the_start_only_if_asked(world_of, capsys):
     assert "start " in whole
     for both in (text, whole):
         assert "#1 barrier()" in both
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_output_that_cannot_be_written_is_an_error_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shmring", "ps"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "shmring ps: [Errno 28] No space left on device\n"

@@ -91,6 +91,8 @@ def test_good_values_are_taken(name, text, field, value):
         ("CHUNK", "M", "such as"),
         ("CHUNK", "0", "such as"),
         ("DEPTH", "1", "from 2"),
+        ("MESSAGE_RING", "1000", "a power of two from 512 to"),
+        ("MESSAGE_RING", "many", "a power of two from 512 to"),
         ("WIRE_SLICE", "64", "4096 to"),
         ("ISA", "mmx", "avx512"),
         ("ALGORITHM", "magic", "direct"),
