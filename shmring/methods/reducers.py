@@ -150,8 +150,9 @@ class ReductionServers:
             raise
 
     def _reduce_by_servers(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
-        self._agree(flat.size)
-        self._announce([flat.size, chunk, _DTYPES.index(flat.dtype.name), _OPS.index(op)])
+        number = _OPS.index(op)
+        self._agree(flat.size, number)
+        self._announce([flat.size, chunk, _DTYPES.index(flat.dtype.name), number])
         self._exchange(flat, chunk, shmring.Op.SUM if op is shmring.Op.AVG else op)
 
     def serve(self) -> int:
@@ -181,18 +182,26 @@ class ReductionServers:
                 self._reduce(count, chunk, np.dtype(_DTYPES[dtype]), _OPS[op])
         raise AssertionError("unreachable")
 
-    def _agree(self, count: int) -> None:
-        """Abort if this host's workers have different numbers of elements, which padding would hide."""
+    def _agree(self, count: int, op: int) -> None:
+        """Abort if this host's workers have different numbers of elements or ops.
+
+        Padding would hide the number of elements. A host adds for avg as for sum, and only its first worker
+        tells the reducers the op.
+        """
         here = self._workers()
         if here.size == 1:
             return
-        counts = np.array([count, -count])
-        here.all_reduce(counts, "max")
-        most, least = counts * (1, -1)
+        given = np.array([count, -count, op, -op])
+        here.all_reduce(given, "max")
+        most, least, last, first = (given * (1, -1, 1, -1)).tolist()
         if most != least:
-            shown = f"workers of one host called all_reduce with {least} and with {most} elements"
-            self._comm.abort(f"the workers' calls do not match: {shown}")
-            self._comm.iprobe()  # raises it
+            shown = f"with {least} and with {most} elements"
+        elif last != first:
+            shown = f"with {_OPS[first]} and with {_OPS[last]}"
+        else:
+            return
+        self._comm.abort(f"the workers' calls do not match: workers of one host called all_reduce {shown}")
+        self._comm.iprobe()  # raises it
 
     def _end(self, error: shmring.Error) -> None:
         """Raise the error that has ended the call for all ranks, if it arose outside this host's workers."""

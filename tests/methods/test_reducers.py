@@ -241,13 +241,24 @@ def give_nothing(rank):
     return np.ones(0 if rank == 1 else 5), "sum"
 
 
-@pytest.mark.parametrize("give", [give_one_less, give_nothing])
+def give_avg(rank):
+    """Give avg on the second worker, whose host adds for it as for sum."""
+    return np.ones(5), "avg" if rank == 1 else "sum"
+
+
+@pytest.mark.parametrize(
+    ("give", "expected"),
+    [
+        (give_one_less, "with 999 and with 1000 elements"),
+        (give_nothing, "with 0 and with 5 elements"),
+        (give_avg, "with sum and with avg"),
+    ],
+)
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 2], [0, 0, 0, 1], [0, 0, 0, 0]])
-def test_workers_of_one_host_with_other_counts_get_an_error(world_over_hosts, nodes, give):
+def test_workers_of_one_host_with_other_counts_or_ops_get_an_error(world_over_hosts, nodes, give, expected):
     for outcome in world_over_hosts(nodes).outcomes(disagree, give):
         assert isinstance(outcome, shmring.Aborted), outcome
-        counts = f"{give(1)[0].size} and with {give(0)[0].size} elements"
-        assert f"workers of one host called all_reduce with {counts}" in str(outcome)
+        assert f"workers of one host called all_reduce {expected}" in str(outcome)
 
 
 def serve_on_a_worker(comm):
