@@ -119,7 +119,7 @@ class Pipeline:
         backward(weights, saved, gradient) → (gradient of x, gradients of the weights as a list like weights):
         this stage's backward pass. The gradient of x must be as y above.
     weights : list of numpy.ndarray
-        This stage's arrays of one floating dtype. They are copied.
+        This stage's arrays of one floating dtype. They are copied. float16 ones are updated in float32.
     rule : Rule
         The update.
     micro_batches : int
@@ -180,8 +180,8 @@ class Pipeline:
         self._versions = [views(flat, weights) for flat in self._flat]
         self._sum = np.zeros_like(first)
         self._sums = views(self._sum, weights)
-        self._state = [np.zeros_like(first) for _ in range(rule.num_states)]
         self._scratch = scratch_for(dtype)
+        self._state = [np.zeros_like(first, self._scratch.dtype) for _ in range(rule.num_states)]
 
         self._in_flight = comm.size - comm.rank
         shape, of = receives or ((), dtype)

@@ -1,6 +1,7 @@
 """Update rules, SGD with momentum and Adam, applied in place to any slice of a flat array.
 
-Every operation is elementwise, so the result has the same bits for any partition of the array.
+Every operation is elementwise, so the result has the same bits for any partition of the array. Weights of
+float16 are updated in float32.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Rule(Protocol):
         Parameters
         ----------
         weights, gradient : numpy.ndarray
-            One dimension. The gradient may be changed.
+            One dimension; of float16 arrays, `apply` gives float32 copies. The gradient may be changed.
         state : list of numpy.ndarray
             `num_states` arrays.
         scratch : numpy.ndarray
@@ -141,8 +142,15 @@ class Adam:
         ----------
         weights, gradient, state, scratch, step
             As in `Rule.update`.
+
+        Raises
+        ------
+        TypeError
+            For state of float16, in which small squares and eps would be 0.
         """
         (beta1, beta2), (mean, square) = self.betas, state
+        if square.dtype == np.float16:
+            raise TypeError("Adam's state is float16; use the dtype of scratch_for(weights.dtype), float32")
         np.multiply(gradient, 1.0 - beta1, out=scratch)
         np.multiply(mean, beta1, out=mean)
         np.add(mean, scratch, out=mean)
@@ -159,7 +167,7 @@ class Adam:
 
 
 def scratch_for(dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the scratch array that `apply` needs; make it once.
+    """Return the scratch array that `apply` needs; make it once. The rule's state has its dtype.
 
     Parameters
     ----------
@@ -169,13 +177,13 @@ def scratch_for(dtype: np.dtype[Any]) -> NDArray[Any]:
     Returns
     -------
     numpy.ndarray
-        Its length is that of a block.
+        Its length is that of a block; its dtype is that of the weights, or float32 for float16.
 
     Examples
     --------
     See `SGD`.
     """
-    return np.empty(BLOCK, dtype)
+    return np.empty(BLOCK, np.promote_types(dtype, np.float32))
 
 
 def apply(
@@ -188,12 +196,16 @@ def apply(
 ) -> None:
     """Apply one step of `rule` to 1-d arrays, block by block, so that a block stays in the cache.
 
+    float16 weights are updated in float32 and rounded once.
+
     Parameters
     ----------
     rule : Rule
         The update.
-    weights, gradient, state
+    weights, gradient
         As in `Rule.update`.
+    state : list of numpy.ndarray
+        `num_states` arrays of scratch's dtype.
     scratch : numpy.ndarray
         As `scratch_for` returns.
     step : int
@@ -203,7 +215,12 @@ def apply(
     --------
     See `SGD`.
     """
+    is_half = weights.dtype == np.float16
     for begin in range(0, len(weights), len(scratch)):
         block = slice(begin, begin + len(scratch))
-        part = weights[block]
-        rule.update(part, gradient[block], [each[block] for each in state], scratch[: len(part)], step)
+        part, by = weights[block], gradient[block]
+        if is_half:
+            part, by = part.astype(scratch.dtype), by.astype(scratch.dtype)
+        rule.update(part, by, [each[block] for each in state], scratch[: len(part)], step)
+        if is_half:
+            weights[block] = part

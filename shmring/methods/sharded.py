@@ -34,7 +34,8 @@ class ShardedOptimizer:
     rules are elementwise. Only `wire=` of an all_reduce would differ. (ZeRO, Rajbhandari et al. 2020.)
 
     With n elements padded to N, the next multiple of `size`, and s state values an element, a rank has N s /
-    size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2).
+    size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2). float16 weights are
+    updated in float32 and rounded once in a step; their state is float32.
 
     Parameters
     ----------
@@ -99,8 +100,8 @@ class ShardedOptimizer:
         wanted = bucket_nbytes // dtype.itemsize if stage == 2 else padded
         self._in_bucket = _up_to_multiple(max(wanted, 1), comm.size)  # elements
         self._buckets = list(itertools.pairwise([*range(0, padded, self._in_bucket), padded]))
-        self._state = [np.zeros(padded // comm.size, dtype) for _ in range(rule.num_states)]
         self._scratch = scratch_for(dtype)
+        self._state = [np.zeros(padded // comm.size, self._scratch.dtype) for _ in range(rule.num_states)]
         if stage == 1:
             self._gradient = comm.zeros(padded, dtype)
             self._buffers = [self._gradient]
@@ -225,7 +226,7 @@ class ShardedOptimizer:
             As `Comm.gather`.
         """
         at_root = self._comm.rank == root
-        whole = [np.zeros_like(self._flat) for _ in self._state] if at_root else []
+        whole = [np.zeros(self._flat.size, each.dtype) for each in self._state] if at_root else []
         for begin, end in self._buckets:
             for number, each in enumerate(self._state):
                 out = whole[number][begin:end] if at_root else None
@@ -271,7 +272,8 @@ class ShardedOptimizer:
                 f"the saved state does not fit this rule and these parameters: {len(self._state)} arrays of "
                 f"{self._count} elements are needed, these are {[np.shape(each) for each in state]}"
             )
-        return [np.pad(each.astype(self._flat.dtype), (0, self._flat.size - self._count)) for each in state]
+        padding = 0, self._flat.size - self._count
+        return [np.pad(each.astype(self._scratch.dtype), padding) for each in state]
 
     def _scatter(self, gradient: NDArray[Any]) -> None:
         while gradient.size:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ranks import raised
 
+from shmring.methods.rules import apply, scratch_for
 from shmring.methods.sharded import SGD, Adam, ShardedOptimizer
 
 SHAPES = [(7, 5), (), (0, 3), (64, 9), (1,), (257,)]
@@ -27,12 +28,13 @@ def normal(seed, dtype):
 
 def plain(comm, dtype, rule, op):
     """all_reduce of every gradient, and the textbook's rule written out on whole arrays."""
-    params = normal(0, dtype)
-    state = [[np.zeros_like(param) for param in params] for _ in range(2)]
+    params, wide = normal(0, dtype), "f4" if dtype == "f2" else dtype
+    state = [[np.zeros_like(param, wide) for param in params] for _ in range(2)]
     for step in range(1, STEPS + 1):
         gradients = normal([comm.rank, step], dtype)
-        for param, g, v, m in zip(params, gradients, *state, strict=True):
-            comm.all_reduce(g, op)
+        for stored, each, v, m in zip(params, gradients, *state, strict=True):
+            comm.all_reduce(each, op)
+            param, g = stored.astype(wide), each.astype(wide)
             if isinstance(rule, Adam):
                 beta1, beta2 = rule.betas
                 m[...] = beta1 * m + (1 - beta1) * g
@@ -42,6 +44,7 @@ def plain(comm, dtype, rule, op):
             else:
                 v[...] = rule.momentum * v + g
                 param -= rule.lr * v
+            stored[...] = param
     return params
 
 
@@ -85,6 +88,31 @@ def test_over_hosts_too(world_over_hosts, stage):
     ranks = world_over_hosts([0, 0, 1, 1])
     assert all(ranks(both, "f4", RULES["adam"], stage))
     assert all(ranks(both, "f2", RULES["momentum"], stage))
+
+
+def updated_in_halves(comm):
+    """Return the weights of float16 after two steps by Adam's own eps, with the second's state saved."""
+    optimizer = ShardedOptimizer(comm, [np.ones(5, "f2")], Adam(0.01))
+    gradient = np.array([1, 0, 1e-4, 2**-24, -300], "f2")
+    optimizer.add(gradient)
+    optimizer.step()
+    other = ShardedOptimizer(comm, optimizer.params, Adam(0.01))
+    other.load(optimizer.save())
+    other.add(gradient)
+    other.step()
+    return other.params[0].tolist()
+
+
+def test_adam_of_float16_updates_by_small_and_large_gradients(world_of):
+    expected = [0.98, 1, 0.98, 0.983, 1.02]  # eps is a sixth of the smallest gradient
+    for weights in world_of(2)(updated_in_halves):
+        assert np.allclose(weights, expected, atol=1e-3)
+
+
+def test_state_of_float16_is_refused_by_adam():
+    half = np.ones(3, "f2")
+    with pytest.raises(TypeError, match="state is float16"):
+        apply(Adam(), half, half, [half * 0, half * 0], scratch_for(half.dtype), 1)
 
 
 def memory(comm, rule, stage, bucket_nbytes):
