@@ -227,7 +227,9 @@ class Pipeline:
         ValueError
             For a wrong argument.
         Aborted
-            If a pass of another rank raises. The communicator has ended.
+            If a pass of another rank raises, or its `receives` is wrong. The communicator has ended.
+        Mismatch, Truncated, ValueError
+            If x has another dtype, more or fewer elements than `receives`, or the gradient of y than y.
         Error
             As `Comm.send`.
         """
@@ -246,10 +248,10 @@ class Pipeline:
         count = batches * self.micro_batches
         try:
             self._learn(count, inputs, loss_gradient)
-        except shmring.Error:
-            raise
         except Exception as error:  # the other stages would wait for this stage's messages
-            self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
+            of_recv = shmring.Mismatch, shmring.Truncated  # shmring's other errors end the communicator
+            if isinstance(error, of_recv) or not isinstance(error, shmring.Error):
+                self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
             raise
 
     def _learn(
@@ -283,7 +285,7 @@ class Pipeline:
             x = inputs(number)
         else:
             x = self._inputs[number % self._in_flight]
-            self._comm.recv(x, self._comm.rank - 1, FORWARD)
+            self._receive(x, self._comm.rank - 1, FORWARD)
         y, saved = self._forward_pass(self._weights_for(number), x)
         if loss_gradient is not None and self._is_last:
             self._saved[number] = saved, loss_gradient(number, y)
@@ -300,7 +302,7 @@ class Pipeline:
         saved, gradient = self._saved.pop(number)
         if gradient is None:
             gradient = self._returns[number % 2]  # gradient of y; the other buffer may still be being sent
-            self._comm.recv(gradient, self._comm.rank + 1, BACKWARD)
+            self._receive(gradient, self._comm.rank + 1, BACKWARD)
             self._sent(FORWARD, number)
         back, gradients = self._backward_pass(self._weights_for(number), saved, gradient)
         if self._comm.rank > 0:
@@ -310,6 +312,12 @@ class Pipeline:
         check_alike(gradients, self._sums, "gradients of the weights")
         for total, part in zip(self._sums, gradients, strict=True):
             np.add(total, part, out=total)
+
+    def _receive(self, x: _Array, source: int, tag: int) -> None:
+        """Receive all of x: recv also takes a shorter message, which would leave old values in x."""
+        count = self._comm.recv(x, source, tag).count
+        if count != x.size:
+            raise ValueError(f"stage {source} sent {count} elements instead of the {x.size} of {x.shape}")
 
     def _sent(self, tag: int, number: int) -> None:
         if transfer := self._sending.pop((tag, number), None):

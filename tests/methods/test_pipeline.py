@@ -271,6 +271,29 @@ def without_a_gradient(comm):
     return raised(pipeline.run, 1, inputs=lambda _: np.ones((2, 2)), loss_gradient=loss_gradient_of)
 
 
+def receive_another_array(comm, shape, dtype):
+    """Give rank 1, in the middle, a wrong `receives`."""
+    receives = ((2, 2), "f8") if comm.rank else None
+    if comm.rank == 1:
+        receives = shape, dtype
+    pipeline = Pipeline(
+        comm, forward, backward, [np.zeros((2, 2))], SGD(1), micro_batches=3, receives=receives
+    )
+    return raised(pipeline.run, 1, inputs=lambda _: np.ones((2, 2)), loss_gradient=loss_gradient_of)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "kind"),
+    [((2, 2), "f4", "Mismatch"), ((1, 2), "f8", "Truncated"), ((3, 2), "f8", "ValueError")],
+)
+def test_a_stage_that_receives_another_array_ends_the_run_for_all(three, shape, dtype, kind):
+    first, second, third = three.outcomes(receive_another_array, shape, dtype)
+    assert second.startswith(kind)
+    for outcome in first, third:
+        assert outcome.startswith("Aborted")
+        assert f"stage 1: {kind}" in outcome
+
+
 def test_a_stage_that_gives_no_gradient_is_reported_of(world_of):
     first, second = world_of(2)(without_a_gradient)
     assert second.startswith("ValueError: backward returned no gradient of x")
