@@ -165,8 +165,8 @@ class Compressor:
         TypeError, ValueError, Error
             As `all_reduce`.
         """
-        arrays = list(arrays)
         try:
+            arrays = list(arrays)
             _check(arrays, op)
         except (TypeError, ValueError):
             comm.refuse("all_reduce")

@@ -63,11 +63,16 @@ class LossScaler:
         backoff: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
-        if not (scale > 0 and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1):
+        try:
+            are_right = scale > 0 and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1
+        except (TypeError, ValueError):  # one of them is no number
+            are_right = False
+        if not are_right:
             comm.refuse("all_gather")
             raise ValueError(
-                f"scale {scale}, growth {growth}, backoff {backoff}, growth_interval {growth_interval}: "
-                "scale is above 0, growth 1 or more, backoff between 0 and 1, growth_interval 1 or more"
+                f"scale {scale!r}, growth {growth!r}, backoff {backoff!r}, "
+                f"growth_interval {growth_interval!r}: scale is above 0, growth 1 or more, "
+                "backoff between 0 and 1, growth_interval 1 or more"
             )
         agree(comm, scale=scale, growth=growth, backoff=backoff, growth_interval=growth_interval)
         self.scale = scale
@@ -160,6 +165,13 @@ def _check_into(gradients: Sequence[NDArray[Any]], into: Sequence[NDArray[Any]])
     given, wanted = ([each.shape for each in which] for which in (into, gradients))
     if given != wanted:
         raise ValueError(f"out has arrays of shapes {given}, but the gradients are of {wanted}")
+    for source, target in zip(gradients, into, strict=True):
+        if target.dtype.kind not in "fc" or not np.can_cast(source.dtype, target.dtype, "same_kind"):
+            raise TypeError(
+                f"gradients of {source.dtype} cannot be unscaled into {target.dtype}; give out= of floats"
+            )
+        if not target.flags.writeable:
+            raise ValueError("an array to write is read-only; give writable arrays as out=")
 
 
 def _is_finite(array: NDArray[Any]) -> bool:

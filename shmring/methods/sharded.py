@@ -152,27 +152,35 @@ class ShardedOptimizer:
 
         Raises
         ------
-        ValueError
+        TypeError, ValueError
             For a wrong array, or one too many.
         Error
             As `Comm.reduce_scatter`.
         """
         index = self._missing - 1
-        wanted = self.params[index] if index >= 0 else None
-        if wanted is None or gradient.shape != wanted.shape or gradient.dtype != wanted.dtype:
+        try:
+            self._check_next(gradient, index)
+        except (TypeError, ValueError):
             self._comm.refuse("reduce_scatter" if self.stage == 2 else "all_reduce")
-            if wanted is None:
-                raise ValueError(f"all {len(self.params)} gradients of this step were added: call step()")
-            raise ValueError(
-                f"the gradient is {gradient.dtype}{gradient.shape}, but the next parameter, {index}, "
-                f"is {wanted.dtype}{wanted.shape}; add them last parameter first"
-            )
+            raise
         if self.gradients is not None:
             if gradient is not self.gradients[index]:
                 self.gradients[index][...] = gradient
         else:
             self._comm.run_steps(self._scatter, gradient.reshape(-1), begun=True)
         self._missing = index
+
+    def _check_next(self, gradient: NDArray[Any], index: int) -> None:
+        if index < 0:
+            raise ValueError(f"all {len(self.params)} gradients of this step were added: call step()")
+        if not hasattr(gradient, "shape") or not hasattr(gradient, "dtype"):
+            raise TypeError(f"a {type(gradient).__name__} instead of a NumPy array; use np.asarray")
+        wanted = self.params[index]
+        if gradient.shape != wanted.shape or gradient.dtype != wanted.dtype:
+            raise ValueError(
+                f"the gradient is {gradient.dtype}{gradient.shape}, but the next parameter, {index}, "
+                f"is {wanted.dtype}{wanted.shape}; add them last parameter first"
+            )
 
     @one_call
     def step(self) -> None:

@@ -28,6 +28,7 @@ Array = NDArray[Any]
 # nonzero blocks on one host and over 1 Gbit/s, and bytes of all ranks' pairs / bytes of the array.
 _BREAK_EVEN, _BREAK_EVEN_ACROSS = 0.1, 0.9
 _PAIRS_BREAK_EVEN = 0.5
+_LONGEST = np.iinfo(np.int64).max
 _FEW = 256  # if length / indices exceeds this, sorting the indices is faster than a pass over marks
 
 
@@ -126,6 +127,8 @@ class SparseAllReduce:
         """Return x in one dimension, after checking it."""
         try:
             check_in_place(x)
+            if x.dtype.hasobject or x.itemsize == 0:  # their bits cannot be read
+                raise TypeError(f"x is {x.dtype}; pass an array of numbers")
         except (TypeError, ValueError):
             self._comm.refuse("all_reduce")
             raise
@@ -264,8 +267,8 @@ def _reduced_whole(comm: Comm, own: Array, sums: Array, length: int) -> tuple[ND
 
 def _check_pairs(indices: Array, values: Array, length: int) -> None:
     check_arrays([indices, values])
-    if operator.index(length) < 0:
-        raise ValueError(f"length is {length}; an array has 0 rows or more")
+    if not 0 <= operator.index(length) <= _LONGEST:
+        raise ValueError(f"length is {length}; it must be 0 to {_LONGEST} rows")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise TypeError(f"indices is {indices.dtype} of {indices.ndim} dimensions; pass integers in one")
     if values.dtype.kind not in "iufc":
