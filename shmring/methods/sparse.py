@@ -170,7 +170,7 @@ def all_reduce_pairs(
         Length of the arrays.
     dense_above : float
         If the bytes of all ranks' pairs exceed this many times those of an array of `length` rows, such an
-        array is reduced instead; over several hosts that folds host by host.
+        array is reduced instead, unless its rows are empty; over several hosts that folds host by host.
 
     Returns
     -------
@@ -202,7 +202,8 @@ def all_reduce_pairs(
     form = zlib.crc32(f"{values.shape[1:]} {values.dtype}".encode())
     npairs = _counts_of_all(comm, len(own), length, form).sum()
     sent = np.dtype(np.uint32 if length <= 1 << 32 else np.int64)
-    if npairs * (sent.itemsize + row_nbytes) > dense_above * length * row_nbytes:
+    # Rows without bytes stay sparse: a whole array has none to compare, but takes a mark for each row.
+    if row_nbytes and npairs * (sent.itemsize + row_nbytes) > dense_above * length * row_nbytes:
         return _reduced_whole(comm, own, sums, length)
     theirs = comm.all_gather_v(own.astype(sent), async_op=True)
     return _added_by_rank(values=comm.all_gather_v(sums), indices=theirs.result(), length=length)

@@ -1,5 +1,7 @@
 """Arrays that are mostly zero: the bits of a plain all_reduce, whatever is skipped, on every rank."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from combinations import each_value
@@ -187,6 +189,21 @@ def nobody_has_any(comm):
 
 def test_no_pairs_at_all(world_of):
     assert world_of(2)(nobody_has_any) == [[(0,), (0,), (0, 4)]] * 2
+
+
+def empty_rows(comm):
+    """Return the indices, the sums' shape, and the bytes allocated, for rows of no elements."""
+    tracemalloc.start()
+    found, sums = all_reduce_pairs(comm, np.array([comm.rank, 7]), np.ones((2, 0)), 1 << 24)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found.tolist(), sums.shape, most
+
+
+def test_rows_without_elements_take_no_memory_for_the_whole_array(world_of):
+    for found, shape, most in world_of(2)(empty_rows):
+        assert (found, shape) == ([0, 1, 7], (3, 0))
+        assert most < 1 << 20
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------
