@@ -176,5 +176,7 @@ def _check_into(gradients: Sequence[NDArray[Any]], into: Sequence[NDArray[Any]])
 
 def _is_finite(array: NDArray[Any]) -> bool:
     """Return whether all elements are finite. Reads min and max, which need no temporary array."""
+    if array.dtype.kind == "c":
+        return _is_finite(array.real) and _is_finite(array.imag)
     with np.errstate(invalid="ignore"):
         return math.isfinite(array.max(initial=0)) and math.isfinite(array.min(initial=0))

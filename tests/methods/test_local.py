@@ -125,6 +125,16 @@ def test_all_skip_where_one_has_an_overflow(world_of, size, bad_rank, bad):
             assert skipped == 1
 
 
+def complex_scaled(comm, bad):
+    gradient = np.array([complex(1, bad if comm.rank == 0 else 1), 2], "c8")
+    return LossScaler(comm).unscale([gradient])
+
+
+def test_all_skip_where_an_imaginary_part_overflows(world_of):
+    for bad in 1, np.inf, np.nan:
+        assert world_of(2)(complex_scaled, bad) == [bad == 1] * 2
+
+
 def agreed_by(comm):
     scaler = LossScaler(comm)
     gradients = [np.ones(1 << 16, "f4")]
