@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
@@ -238,7 +239,8 @@ def test_a_ring_may_be_closed_before_it_has_been_loaded(kind, method):
 
 @BOTH
 def test_closed_rings_are_kept_for_their_pickles_alone(kind):
-    before = segments()
+    gc.collect()
+    before, before_in_child = segments(), segments_of_a_child()
     rings = [KINDS[kind](TINY) for _ in range(3)]
     pickles = [
         [pickle.dumps(ring) for _ in range(count)] for ring, count in zip(rings, (0, 1, 300), strict=True)
@@ -246,10 +248,7 @@ def test_closed_rings_are_kept_for_their_pickles_alone(kind):
     for ring in rings:
         ring.close()
     assert len(ring_common._lingering) == 2
-    child = FORK.Process(target=check_segments, args=(before,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    assert segments_of_a_child() == before_in_child
     for data in pickles[2][:192]:  # as many are counted
         pickle.loads(data).close()
     assert len(ring_common._lingering) == 1
@@ -269,8 +268,16 @@ def segments():
     return count
 
 
-def check_segments(count):
-    os._exit(segments() != count)
+def segments_of_a_child():
+    """Return the number of those that a forked child keeps: none of arrays whose pickles are its parent's."""
+    child = FORK.Process(target=exit_with_segments)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def exit_with_segments():
+    os._exit(segments())
 
 
 # ---- pickles that cannot be loaded -----------------------------------------------------------------------
