@@ -275,7 +275,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
         return self._new(lambda comm: comm.split(comm.node if is_shared else None, key), "split_type")
 
     def Free(self) -> None:
-        """Free the communicator. It ends when the receives that were begun on it are complete."""
+        """Free the communicator. Receives that were begun on it go on, until their requests are complete."""
         context = self._comm()
         if context.constant is not None:
             raise context.failure(errors.ERR_COMM, "a predefined communicator is not freed")

@@ -179,7 +179,7 @@ alone.Sendrecv(None, MPI.PROC_NULL, 0, None, MPI.PROC_NULL)
 
 # A message from PROC_NULL is received beside other threads.
 over = threading.Event()
-other = threading.Thread(target=over.wait)
+other = threading.Thread(target=over.wait, daemon=True)
 other.start()
 status = MPI.Status()
 alone.Mprobe(MPI.PROC_NULL).Recv(np.zeros(1), status)

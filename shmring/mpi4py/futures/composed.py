@@ -12,7 +12,7 @@ from typing import Any
 def collect(fs: Iterable[Future[Any]]) -> Future[list[Any]]:
     """Return a future of the results of `fs` as a list, or of the first exception.
 
-    Cancelling it cancels `fs`.
+    If it fails or is cancelled, those of `fs` that are left are cancelled.
     """
     given = list(fs)
     collected: Future[list[Any]] = Future()
@@ -68,7 +68,7 @@ def compose(
 
 def _complete(future: Future[Any], function: Callable[[], Any], raises_returned: bool = False) -> None:
     """Set the future to what a function returns or raises. It may also raise an exception that it returns."""
-    if not future.set_running_or_notify_cancel():
+    if not _begins(future):
         return
     try:
         result = function()
@@ -84,11 +84,19 @@ def _complete(future: Future[Any], function: Callable[[], Any], raises_returned:
 def _copy_failure(done: Future[Any], future: Future[Any]) -> None:
     if done.cancelled():
         future.cancel()
-    elif future.set_running_or_notify_cancel():
+    elif _begins(future):
         future.set_exception(done.exception())
 
 
+def _begins(future: Future[Any]) -> bool:
+    return not future.cancelled() and future.set_running_or_notify_cancel()
+
+
 def _cancel(others: list[Future[Any]], future: Future[Any]) -> None:
+    """Cancel the others if a future has failed or was cancelled; `wait` then knows that it has ended."""
     if future.cancelled():
-        for other in others:
-            other.cancel()
+        future.set_running_or_notify_cancel()
+    elif future.exception() is None:
+        return
+    for other in others:
+        other.cancel()
