@@ -50,7 +50,7 @@ _MAGIC = 0x73686D72_61727261
 _HEAD_NBYTES = 4096
 _NSLOTS = 1984
 _NFURTHER = 500_000  # slots behind the array, whose pages exist once they are used
-_NTRIES = 8, _NSLOTS  # slots of both kinds that are tried for a pickle
+_NTRIES = 8  # slots of the head that are tried for a pickle
 _SWEEP_S = 0.001  # least time between two looks at all pickles under way
 _EXIT_S = 0.02  # at the end of a process, for pickles to be loaded before it leaves a keeper
 _WHAT = "a shared array"  # in messages
@@ -156,8 +156,8 @@ class Block:
     def free_slot(self) -> tuple[int, int]:
         """Return a slot for a pickle, and its value. Most are found at once: the oldest pickle was loaded."""
         head, begin = self.head, 0
-        for kind, count in enumerate((_NSLOTS, _NFURTHER)):
-            for _ in range(_NTRIES[kind]):
+        for kind, (count, ntries) in enumerate([(_NSLOTS, _NTRIES), (_NFURTHER, _NFURTHER)]):
+            for _ in range(ntries):
                 use, place = divmod(head.next_use[kind], count)
                 head.next_use[kind] += 1
                 before = self.slot(begin + place)
@@ -396,7 +396,7 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
         caller's array is writable in either case.
     copy : bool or None
         None: return an array, or a view of one, as it is if it is in such memory already. False: the same,
-        and raise ValueError if it is not.
+        and raise ValueError if it is not. An array that a pool has sent counts as an ordinary one.
 
     Returns
     -------
@@ -414,7 +414,8 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     Error
         If the process has no descriptor left. Each array needs one in every process.
     RuntimeError
-        In a signal handler or a destructor that has interrupted a call of this kind, as also for a pickle.
+        If a signal handler or a destructor calls this while its thread shares, pickles or loads an array.
+        Pickling and loading raise it, too.
 
     Examples
     --------
@@ -433,7 +434,7 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     if not copy and block_of(given) is not None:
         return given
     if copy is False:
-        raise ValueError("the array is not in shared memory: copy=None copies it there")
+        raise ValueError("the array is not one that `share` has made: copy=None copies it")
     return _copy(given, writable)
 
 
@@ -474,7 +475,7 @@ def shared_empty(shape: _Shape, dtype: DTypeLike = float, *, writable: bool = Fa
 
     Raises
     ------
-    TypeError, OutOfMemory, Error
+    TypeError, OutOfMemory, Error, RuntimeError
         As `share`.
 
     Examples
@@ -513,7 +514,7 @@ def shared_zeros(shape: _Shape, dtype: DTypeLike = float, *, writable: bool = Fa
 
     Raises
     ------
-    TypeError, OutOfMemory, Error
+    TypeError, OutOfMemory, Error, RuntimeError
         As `share`.
 
     Examples

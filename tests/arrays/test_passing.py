@@ -364,7 +364,7 @@ def test_copies_only_where_they_are_needed():
     assert not np.shares_memory(shmring.share(array[1]), array)
     assert not np.shares_memory(shmring.share(BASE, copy=None), BASE)
     assert shmring.share(array[1], copy=False).base is array[1].base
-    with pytest.raises(ValueError, match="not in shared memory"):
+    with pytest.raises(ValueError, match="not one that"):
         shmring.share(BASE, copy=False)
 
 
@@ -479,6 +479,8 @@ def test_too_many_pickles_under_way_are_an_error(monkeypatch):
     pickles = [bytes(ForkingPickler.dumps(array)) for _ in range(passing._NSLOTS + 100)]
     with pytest.raises(shmring.Error, match="were sent and not loaded"):
         ForkingPickler.dumps(array)
+    pickle.loads(pickles.pop())
+    pickles.append(bytes(ForkingPickler.dumps(array)))  # the slot that is free is found
     for data in pickles:
         pickle.loads(data)
     assert not travel(array)[0]
