@@ -126,7 +126,7 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
                         arguments, keywords = forms.resolve(arguments, keywords), {}
                 return method(self, *arguments, **keywords)
             except NoElements:
-                return self._do_nothing(arguments)
+                return self._do_nothing([*arguments, *keywords.values()])
             except Exception as error:
                 self._refuse(kind, error)
                 self._told = as_in_gloo(error)
@@ -483,7 +483,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     def shutdown(self) -> None:
         self._completer.close()
-        self._finish_done()
+        self._finish_done(messages=True)
         self.comm.close()
 
     # -- from arguments to calls --
@@ -519,7 +519,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     def _do_nothing(self, arguments: Sequence[Any]) -> _Pending:
         """Answer a call whose tensors have no elements as a complete one."""
-        if not getattr(arguments[-1], "asyncOp", True):
+        if any(getattr(argument, "asyncOp", None) is False for argument in arguments):
             return None
         return self._answer(Operation((), pytree.tree_leaves(arguments[0]), self._completer))
 
@@ -528,7 +528,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         if self._coalesced is not None:
             self._coalesced.append(operation)
         if isinstance(operation, StagedOperation):  # finish it even if no caller waits for it
-            self._finish_done()
+            self._finish_done(messages=True)
             self._unfinished.append(operation)
         if caller is _OF_PYTHON:
             return work_of(operation)
@@ -562,10 +562,13 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             return None
         return self._work_of(together(works, self._completer))
 
-    def _finish_done(self) -> None:
-        """Finish the results of all completed calls; after a synchronous call, of all earlier collectives."""
+    def _finish_done(self, *, messages: bool = False) -> None:
+        """Finish the results of all completed collectives: after a synchronous call, of all earlier ones.
+
+        messages: those of messages as well, which may wait for a thread that is in a call on messages.
+        """
         for operation in tuple(self._unfinished):
-            if operation.is_completed():
+            if (messages or not operation.may_never_come) and operation.is_completed():
                 with contextlib.suppress(ValueError):  # another thread has removed it
                     self._unfinished.remove(operation)
 

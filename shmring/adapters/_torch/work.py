@@ -36,7 +36,7 @@ _TURN_S, _LEAST_S = 0.01, 1e-6
 class Message:
     """A Transfer that several threads may wait for. shmring allows one caller of messages at a time.
 
-    is_from_self: a rank's message to itself is complete as soon as both its ends have been called.
+    is_from_self: the message is from this rank, so a wait for one that is not sent yet would never end.
     """
 
     def __init__(
