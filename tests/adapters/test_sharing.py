@@ -4,10 +4,13 @@ import concurrent.futures
 import gc
 import multiprocessing
 import os
+import tempfile
+import threading
 import time
 
 import numpy as np
 import pytest
+from ranks import until_there
 
 import shmring
 from shmring.adapters.pools import Executor
@@ -146,20 +149,41 @@ def step():
     return STATE[0]
 
 
+def submit_behind(pool, path, large):
+    """Submit tasks behind one that ends its worker once there is a file."""
+    return [pool.submit(end_when_there, path), *(pool.submit(np.sum, large) for _ in range(9))]
+
+
 def cancel(pool, large):
-    futures = [pool.submit(time.sleep, 0.1), *(pool.submit(np.sum, large) for _ in range(9))]
-    pool.shutdown(cancel_futures=True)
-    assert futures[-1].cancelled()
+    with tempfile.TemporaryDirectory() as folder:
+        futures = submit_behind(pool, os.path.join(folder, "go"), large)
+        waiting = threading.Thread(target=let_go_once_cancelled, args=(folder, futures[-1]))
+        waiting.start()
+        pool.shutdown(cancel_futures=True)
+        waiting.join()
+        assert futures[-1].cancelled()
 
 
 def break_pool(pool, large):
-    futures = [pool.submit(end_late), *(pool.submit(np.sum, large) for _ in range(9))]
-    with pytest.raises(concurrent.futures.BrokenExecutor):
-        futures[-1].result()
+    with tempfile.TemporaryDirectory() as folder:
+        futures = submit_behind(pool, os.path.join(folder, "go"), large)
+        let_go(folder)
+        with pytest.raises(concurrent.futures.BrokenExecutor):
+            futures[-1].result()
 
 
-def end_late():
-    time.sleep(0.2)
+def let_go_once_cancelled(folder, future):
+    while not future.cancelled():
+        time.sleep(0.005)
+    let_go(folder)
+
+
+def let_go(folder):
+    open(os.path.join(folder, "go"), "w").close()
+
+
+def end_when_there(path):
+    until_there(path)
     os._exit(1)
 
 
@@ -218,7 +242,7 @@ def test_what_came_from_a_pool_is_copied_when_it_is_sent():
         queue = multiprocessing.SimpleQueue()
         queue.put(x[:3])
         assert not np.shares_memory(queue.get(), x)
-        with pytest.raises(ValueError, match="not in shared memory"):
+        with pytest.raises(ValueError, match="not one that"):
             shmring.share(x, copy=False)
 
 
