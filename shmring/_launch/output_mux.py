@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .._system import cpulist
 from .log_files import Log
 
-_LONGEST_LINE_NBYTES = 1 << 20  # of a line that is always shown whole
+_LONGEST_LINE_NBYTES = 1 << 16  # of a line that is always shown whole
 _TAIL_LINES = 200
 _CLEAR_LINE = b"\r\x1b[K"
 _COLOURS = (36, 33, 35, 32, 34, 31)

@@ -308,10 +308,10 @@ def test_on_a_terminal_a_bar_stays_below_collapsed_lines(tmp_path):
 
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_without_a_prefix_long_lines_are_unchanged(shmrun, nprocs):
-    """Those of several ranks up to 1 MiB, since a rank must not wait for the end of another one's line."""
-    code = "os.write(1, b'x' * (3_000_000 if size == 1 else 900_000) + b'\\n')"
+    """Those of several ranks up to 64 KiB, since a rank must not wait for the end of another one's line."""
+    code = "os.write(1, b'x' * (3_000_000 if size == 1 else 60_000) + b'\\n')"
     done = shmrun(code.replace("size", str(nprocs)), "--no-prefix", nprocs=nprocs)
-    assert done.stdout.splitlines() == ["x" * (3_000_000 if nprocs == 1 else 900_000)] * nprocs
+    assert done.stdout.splitlines() == ["x" * (3_000_000 if nprocs == 1 else 60_000)] * nprocs
 
 
 # --- how it went ---
