@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from .._config.optional_deps import Missing
 from . import bench, doctor, dump, info, predict, ps, selftest, top, tune
 from ._cli import BAD_USAGE, Parser, complain
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout, such as a file on a full disk
 _COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as --help shows them
 
 
@@ -35,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe, as `head` does; keep the interpreter silent at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except OSError as error:  # such as a full disk behind stdout
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return complain(arguments.prog, str(error))
 
