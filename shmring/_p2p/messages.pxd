@@ -135,7 +135,7 @@ cdef struct Peer:
     uint32_t block
     uint64_t copy_ns         # time that this rank has copied it, or when it began to come through the ring
     double ring_speed        # bytes a ns of large messages through the ring; 0: none yet
-    Message *receiver        # ... into the memory of this receive, which discards it if it fails, or
+    Message *receiver        # ... into the memory of this receive; if that fails, the message is discarded; or
     UnexpectedMessage *unexpected             # ... into this; both NULL: the message is discarded
 
 

@@ -193,11 +193,11 @@ class ReductionServers:
             return
         given = np.array([count, -count, op, -op])
         here.all_reduce(given, "max")
-        most, least, last, first = (given * (1, -1, 1, -1)).tolist()
+        most, least, last_op, first_op = (given * (1, -1, 1, -1)).tolist()
         if most != least:
             shown = f"with {least} and with {most} elements"
-        elif last != first:
-            shown = f"with {_OPS[first]} and with {_OPS[last]}"
+        elif last_op != first_op:
+            shown = f"with {_OPS[first_op]} and with {_OPS[last_op]}"
         else:
             return
         self._comm.abort(f"the workers' calls do not match: workers of one host called all_reduce {shown}")
