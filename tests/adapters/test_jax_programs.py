@@ -556,8 +556,8 @@ def interrupt_after_dispatch(comm):
         interrupts.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             reduce(x)
-    with pytest.raises(shmring.Aborted, match="KeyboardInterrupt in rank 0"):
-        comm.barrier()
+    with pytest.raises(shmring.Error, match=r"KeyboardInterrupt in rank 0|rank 0 called all_reduce"):
+        comm.barrier()  # the program may have made its call before the interrupt
 
 
 def test_an_interrupt_while_a_program_begins_ends_the_communicator(three):
