@@ -144,19 +144,20 @@ class Objects(Collectives):
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
         root = self._refusing("gather", self._check_root, root)
-        pieces = self._entered().gather_v(self._pickled("gather", sendobj), root)
+        pieces = self._entered().gather_v(self._refusing("gather", _bytes_of, sendobj), root)
         return None if pieces is None else [pickle.loads(piece) for piece in pieces]
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Return this rank's object of the root's sequence. None stands for as many of None."""
         comm, pieces = self._entered(), None
         if self._refusing("scatter", self._check_root, root) == self._ref.rank:
-            pieces = self._pickled_all("scatter", sendobj)
+            pieces = self._refusing("scatter", self._pickled_for_all, sendobj)
         return pickle.loads(comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)))
 
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """Give object j of each rank to rank j; return those that came. None stands for as many of None."""
-        pieces = self._entered().all_to_all_v(self._pickled_all("all_to_all", sendobj))
+        given = self._refusing("all_to_all", self._pickled_for_all, sendobj)
+        pieces = self._entered().all_to_all_v(given)
         return [pickle.loads(piece) for piece in pieces]
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
@@ -173,23 +174,12 @@ class Objects(Collectives):
         self.Get_rank()
         return _Translating(self._ref)
 
-    def _pickled(self, kind: str, obj: Any) -> Any:
-        try:
-            return _bytes_of(obj)
-        except Exception:
-            self._ref.comm.refuse(kind)
-            raise
-
-    def _pickled_all(self, kind: str, objects: Any) -> Any:
-        try:
-            objects = [None] * self._ref.size if objects is None else list(objects)
-            pieces = [_bytes_of(obj) for obj in objects]
-            if len(pieces) != self._ref.size:
-                raise ValueError(f"{len(pieces)} objects are given for {self._ref.size} ranks")
-            return pieces
-        except Exception:
-            self._ref.comm.refuse(kind)
-            raise
+    def _pickled_for_all(self, objects: Any) -> list[Any]:
+        objects = [None] * self._ref.size if objects is None else list(objects)
+        pieces = [_bytes_of(obj) for obj in objects]
+        if len(pieces) != self._ref.size:
+            raise ValueError(f"{len(pieces)} objects are given for {self._ref.size} ranks")
+        return pieces
 
 
 class _Translating:
