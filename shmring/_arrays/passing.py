@@ -606,7 +606,8 @@ def _block_below(array: _Array) -> Block | None:
 
 def reduce_array(array: _Array) -> Any:
     """Return how an ndarray is pickled, as `object.__reduce_ex__`."""
-    return array.__reduce_ex__(_PROTOCOL) if block_of(array) is None else _reduce(array)
+    block = block_of(array)
+    return array.__reduce_ex__(_PROTOCOL) if block is None else _reduce(array, block)
 
 
 def reduce_copy(array: _Array) -> Any:
@@ -614,7 +615,10 @@ def reduce_copy(array: _Array) -> Any:
 
     It is an ordinary array to its receiver: where the receiver sends it, it is copied again.
     """
-    return _reduce(_copy(array, True, is_by_value=True))
+    copy = _copy(array, True, is_by_value=True)
+    block = _block_below(copy)
+    assert block is not None
+    return _reduce(copy, block)
 
 
 def take_back(reduced: Iterable[Any]) -> None:
@@ -631,9 +635,7 @@ def take_back(reduced: Iterable[Any]) -> None:
     _drop_all()
 
 
-def _reduce(array: _Array) -> Any:
-    block = _block_below(array)
-    assert block is not None
+def _reduce(array: _Array, block: Block) -> Any:
     _check_outside()
     with _inside, _guard:
         _sweep()
