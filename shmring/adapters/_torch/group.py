@@ -449,7 +449,10 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     @_refusing("barrier", "barrier")
     def barrier(self, opts: Any) -> _Pending:
-        return self._call(opts, Taken(), [], "barrier")
+        work = self._call(opts, Taken(), [], "barrier")
+        if work is None:
+            self._finish_done(messages=True)
+        return work
 
     def adopt(self, tensor: torch.Tensor) -> shmring.Adoption:
         """Share a tensor in torch's shared memory with all ranks by `Comm.adopt`. Collective."""

@@ -523,7 +523,7 @@ def test_results_that_were_staged(three):
 
 
 def staged_messages(comm):
-    """Check that a barrier, and the end of a group, do not wait for messages that have not come."""
+    """Check that a barrier finishes the messages that have come, and waits for no other, nor does the end."""
     with group_of(comm):
         came, never = torch.zeros(3, 2).t(), torch.zeros(3, 2).t()
         work = dist.irecv(came, (comm.rank - 1) % comm.size)
@@ -532,6 +532,11 @@ def staged_messages(comm):
         dist.send(torch.ones(2, 3), (comm.rank + 1) % comm.size)
         work.wait()
         same(came, torch.ones(2, 3))
+        forgotten = torch.zeros(3, 2).t()
+        dist.irecv(forgotten, (comm.rank - 1) % comm.size, tag=6)
+        dist.send(torch.ones(2, 3), (comm.rank + 1) % comm.size, tag=6)
+        dist.barrier()
+        same(forgotten, torch.ones(2, 3))
         return True
 
 
