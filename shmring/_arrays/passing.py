@@ -85,9 +85,10 @@ def _file_nbytes(nbytes: int) -> int:
 class _Part(Part):
     """Base object of all arrays of this process on a block; the reference of this process goes with it."""
 
+    block: Block  # set once there is an array, since NumPy loses its base object if it has no memory for it
+
     def __init__(self, block: Block) -> None:
         super().__init__(block.data.address + _HEAD_NBYTES, block.nbytes, is_writable=block.is_writable)
-        self.block = block
 
 
 class _PartRef(weakref.ref[_Part]):
@@ -138,9 +139,12 @@ class Block:
         part = self.part() if self.part is not None else None
         if part is None:
             part = _Part(self)
+            whole = np.asarray(part)
+            part.block = self
             weakref.finalize(part, _drop_all).atexit = False
             ref = _PartRef(part, _dropped.append)  # called before the finalizer, and never interrupted
             ref.block, self.part = self, ref
+            return whole
         return np.asarray(part)
 
     def send(self) -> tuple[int, int]:

@@ -43,8 +43,8 @@ _SEVERAL = 0xFFFFFFFF  # Origin.sender: more than one process
 _open: weakref.WeakSet[QueueEnds] = weakref.WeakSet()
 
 
-# The rings that this process made and has closed, while pickles may be loaded: (descriptor, pickles, end_s).
-_lingering: list[tuple[int, int, float]] = []
+# The descriptors of closed rings, while pickles of them may be loaded: (number of pickles, end_s).
+_lingering: dict[int, tuple[int, float]] = {}
 
 
 class Origin(ctypes.Structure):
@@ -68,35 +68,37 @@ assert ctypes.sizeof(Origin) <= ORIGIN_NBYTES
 class QueueEnds(Ends):
     """The part of Ring and Broadcast that is written in Python; see there."""
 
-    _fd: int
     _origin: Origin  # valid as long as this object, which keeps the memory mapped
     _given_away: bool  # to children
     _has_sent: bool  # a pickle of this process may be under way
-    _npickles: int  # of the creator's
+    _npickles = 0  # of the creator's
     _other_items = ", and pickles nothing"  # the end of an error message
 
     def _make(
         self, head_nbytes: int, nbytes: int, purpose: str, format_memory: Callable[[int], None]
     ) -> None:
         """Begin with new memory, which format_memory(address) formats."""
-        fd = segments.create(head_nbytes + nbytes, kind=Settings.from_environment().segment)
         try:
-            segments.allocate(fd, 0, head_nbytes + nbytes, purpose=purpose)
-            mapping = segments.Mapping(fd, head_nbytes + nbytes)
+            self._fd = segments.create(head_nbytes + nbytes, kind=Settings.from_environment().segment)
+            segments.allocate(self._fd, 0, head_nbytes + nbytes, purpose=purpose)
+            mapping = segments.Mapping(self._fd, head_nbytes + nbytes)
             mapping.populate()
             format_memory(mapping.address)
             origin = Origin.from_address(mapping.address + ORIGIN_BEGIN)
             origin.nonce = secrets.randbits(63) + 1
             origin.creator_pid, origin.creator_start_time = myself()
-            self._begin(fd, mapping)
+            self._begin(mapping)
         except BaseException:
-            os.close(fd)
+            self.close()
             raise
 
     @classmethod
     def _attach(cls, wrapped: Any) -> Self:
         """Return the ring of the parent, from the descriptor that this child was started with."""
-        return cls._open(wrapped.detach())
+        ring = cls.__new__(cls)
+        ring._fd = wrapped.detach()
+        ring._open()
+        return ring
 
     @classmethod
     def _load(
@@ -104,10 +106,12 @@ class QueueEnds(Ends):
     ) -> Self:
         """Return the ring of another process, which a pickle describes. pickle_number -1 is not counted."""
         descriptors.check_machine(machine, pid, _WHAT)
+        ring = cls.__new__(cls)
         fd = descriptors.open_there(pid, number, identity, _WHAT)
         if fd is None:
             raise _gone(pid)
-        ring = cls._open(fd)
+        ring._fd = fd
+        ring._open()
         if ring._origin.nonce != nonce:
             ring.close()
             raise _gone(pid)
@@ -116,22 +120,18 @@ class QueueEnds(Ends):
                 ring._origin.loaded[pickle_number // 8] |= 1 << pickle_number % 8
         return ring
 
-    @classmethod
-    def _open(cls, fd: int) -> Self:
-        ring = cls.__new__(cls)
+    def _open(self) -> None:
+        """Begin with the memory of the descriptor, which another process has made."""
         try:
-            ring._begin(fd, segments.Mapping(fd, os.fstat(fd).st_size))
+            self._begin(segments.Mapping(self._fd, os.fstat(self._fd).st_size))
         except BaseException:
-            os.close(fd)
+            self.close()
             raise
-        return ring
 
-    def _begin(self, fd: int, mapping: segments.Mapping) -> None:
+    def _begin(self, mapping: segments.Mapping) -> None:
         super().__init__(mapping, PAUSES if usable_cpus(len(os.sched_getaffinity(0))) > 1 else 0)
-        self._fd = fd
         self._origin = Origin.from_address(mapping.address + ORIGIN_BEGIN)
         self._given_away = self._has_sent = False
-        self._npickles = 0
         _open.add(self)
         _close_loaded()
 
@@ -178,8 +178,12 @@ class QueueEnds(Ends):
         RuntimeError
             While another thread is inside a call of this ring.
         """
-        if self._close("this ring is closed here"):
-            _lingering.append((self._fd, self._npickles, time.monotonic() + _LINGER_S))
+        if self.closed_because is None:
+            self._close("this ring is closed here")
+        if self._fd >= 0:  # also after an exception in a call of close
+            end_s = time.monotonic() + _LINGER_S
+            _lingering[self._fd] = self._npickles, end_s
+            self._fd = -1  # no handler of a signal runs between these two lines
             _open.discard(self)
             _close_loaded()
 
@@ -326,11 +330,10 @@ def _gone(pid: int) -> Error:
 def _close_loaded() -> None:
     """Close the descriptors of closed rings whose pickles have been loaded, or were made long ago."""
     now_s = time.monotonic()
-    for each in list(_lingering):
-        fd, npickles, end_s = each
-        if now_s >= end_s or _are_loaded(fd, npickles):
-            with contextlib.suppress(ValueError):  # another thread has closed it
-                _lingering.remove(each)
+    for fd, (npickles, end_s) in list(_lingering.items()):
+        with contextlib.suppress(KeyError, OSError):  # another thread has closed it
+            if now_s >= end_s or _are_loaded(fd, npickles):
+                del _lingering[fd]  # no handler of a signal runs between these two lines
                 os.close(fd)
 
 
@@ -373,7 +376,7 @@ def _forget_all_sides() -> None:
     for ring in list(_open):
         ring._forget_sides()
         ring._has_sent, ring._npickles = False, 0
-    for fd, _, _ in _lingering:  # its parent's
+    for fd in _lingering:  # its parent's
         os.close(fd)
     _lingering.clear()
 

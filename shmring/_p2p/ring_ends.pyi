@@ -18,6 +18,7 @@ class Ends:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
     closed_because: str | None
+    _fd: int
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...
     def put(self, item: NDArray[Any] | Buffer, timeout: float | None = None, *, block: bool = True) -> None:
@@ -40,8 +41,8 @@ class Ends:
     def _give_up(self) -> None:
         """Have the processes that get raise Aborted in place of Closed, once this side closes."""
 
-    def _close(self, because: str) -> bool:
-        """Close the sides that this process uses. Return True if the ring was open."""
+    def _close(self, because: str) -> None:
+        """Close the sides that this process uses, once."""
 
     @property
     def nbytes(self) -> int:

@@ -78,9 +78,11 @@ cdef class Ends:
     cdef uint64_t number, next_number   # of the next item that goes in, and of the next one that comes out
     cdef uint64_t nlost                 # items that the writer has dropped before this process could get them
     cdef readonly object closed_because
+    cdef public int _fd                 # of the memory; -1: not open, or given up. Setting it allocates nothing
 
     def __cinit__(self, *_, **__):
         self.closed_because = "this ring was never made"
+        self._fd = -1
         self.producer = &self.own_producer
         self.watched_fd[SR_PRODUCER] = self.watched_fd[SR_CONSUMER] = -1
 
@@ -674,9 +676,7 @@ cdef class Ends:
             self.gave_up[0] = 1
 
     def _close(self, str because):
-        """Close the sides that this process uses. Return True if the ring was open."""
-        if self.closed_because is not None:
-            return False
+        """Close the sides that this process uses, once."""
         if self.is_putting or self.is_getting:
             raise RuntimeError("close() while another thread is inside a call of this ring")
         self.closed_because = because
@@ -684,7 +684,6 @@ cdef class Ends:
         self.stop_watching(SR_CONSUMER)
         self.leave()
         self.item = None
-        return True
 
     # Tell the other processes that this one has closed the ring, and forget the memory.
     cdef int leave(self) except -1:

@@ -51,10 +51,15 @@ def open_there(pid: int, number: int, identity: list[int], what: str) -> int | N
         ) from error
     except OSError as error:
         raise explain(error, f"opening {what} of process {pid}") from error
-    if identity_of(fd) != identity:  # closed there in between
+    try:
+        is_that = identity_of(fd) == identity  # or it was closed there in between
+    except BaseException:
         os.close(fd)
-        return None
-    return fd
+        raise
+    if is_that:
+        return fd
+    os.close(fd)
+    return None
 
 
 def may_have_open(pid: int, fd: int) -> bool:

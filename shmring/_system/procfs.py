@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -89,14 +90,8 @@ def _answers(pid: int) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     """Return the fields after the command's name. The name may contain any character."""
-    # os.open, since open() is slower (it makes four objects), and this delays the report of a death.
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        with io.FileIO(f"/proc/{pid}/stat") as file:  # a third of the objects of open()
+            return (file.read(_STAT_NBYTES) or b"").rpartition(b")")[2].decode().split()
+    except OSError:  # there is no such process, or it ended in between
         return None
-    try:
-        return os.read(fd, _STAT_NBYTES).rpartition(b")")[2].decode().split()
-    except OSError:  # the process ended in between
-        return None
-    finally:
-        os.close(fd)

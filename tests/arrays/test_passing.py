@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from injections import Interrupt, injection_of
 
 import shmring
 from shmring._arrays import passing
+from shmring._system import descriptors
 
 METHODS = ("fork", "spawn", "forkserver")
 KILLS = Path(__file__).resolve().parents[1] / "support" / "share_kills.py"
@@ -511,6 +513,34 @@ def test_no_memory_at_a_step_loses_no_descriptor(monkeypatch, step):
             shmring.share(np.arange(10))
     assert set(segments()) == before
     del held
+
+
+def test_no_memory_to_describe_an_array_to_numpy_frees_its_block(monkeypatch):
+    lost = []  # NumPy 2.4 loses its reference to the base object if it has no memory for it
+
+    def lose(base):
+        lost.append(base)
+        raise MemoryError
+
+    before = set(segments())
+    with monkeypatch.context() as patch:
+        patch.setattr(passing, "np", types.SimpleNamespace(**vars(np) | {"asarray": lose}))
+        with pytest.raises(MemoryError):
+            passing.shared_zeros(10)
+    gc.collect()
+    assert lost
+    assert set(segments()) == before
+
+
+def test_an_exception_while_a_descriptor_is_checked_closes_it(monkeypatch):
+    shared = shmring.shared_zeros(10)
+    number = passing.block_of(shared).fd
+    identity, before = descriptors.identity_of(number), set(segments())
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{descriptors.__name__}.identity_of", fail)
+        with pytest.raises(MemoryError):
+            descriptors.open_there(os.getpid(), number, identity, "an array")
+    assert set(segments()) == before
 
 
 def test_threads_share_and_drop_at_the_same_time():

@@ -268,6 +268,22 @@ def segments():
     return count
 
 
+@BOTH
+def test_a_close_that_was_interrupted_is_completed(monkeypatch, kind):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    gc.collect()
+    before = segments()
+    ring = KINDS[kind]()
+    with monkeypatch.context() as patch:
+        patch.setattr(ring_common.time, "monotonic", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ring.close()
+    ring.close()
+    assert segments() == before
+
+
 def segments_of_a_child():
     """Return the number of those that a forked child keeps: none of arrays whose pickles are its parent's."""
     child = FORK.Process(target=exit_with_segments)

@@ -14,6 +14,7 @@ import numpy as np
 from anomaly_case import LARGE, LATE_S, SMALL, call, case, nothing, numbers, same, total
 
 import shmring
+from shmring._arrays import passing
 
 # ---- collectives -------------------------------------------------------------------------------------------
 
@@ -724,12 +725,24 @@ def put(place):
 @case(ends_in_python=True)
 def share(place):
     x = numbers(LARGE, place.comm.rank)
-
-    def send_and_receive():
-        return pickle.loads(pickle.dumps(shmring.share(x)))
-
-    same((yield send_and_receive), x)
+    same((yield call(shmring.share, x)), x)
     shmring.shared_zeros(1)  # frees what an exception in a destructor has left
+
+
+@functools.cache
+def _sent(rank):
+    """Return an array of this process that stays shared, and how it is pickled."""
+    x = shmring.share(numbers(LARGE, rank))
+    return x, passing.reduce_array(x)
+
+
+@case(ends_in_python=True)
+def load_shared(place):
+    """Load an array of the next rank, not by a pickler: NumPy's dtypes crash it when memory runs out."""
+    comm, following = place.comm, (place.comm.rank + 1) % place.comm.size
+    load, arguments = comm.all_gather_object(_sent(comm.rank)[1])[following]
+    same((yield call(load, *arguments)), numbers(LARGE, following))
+    shmring.shared_zeros(1)  # as above
 
 
 def _put_and_get(make, x):
