@@ -186,7 +186,8 @@ class Signals(Injection):
                 signal.setitimer(signal.ITIMER_REAL, 0)
         finally:
             self.n = -1
-            signal.signal(signal.SIGALRM, before)
+            # One that came last may still be on its way to another thread: the default would end the process.
+            signal.signal(signal.SIGALRM, signal.SIG_IGN if before is signal.SIG_DFL else before)
         return self.results[-1]
 
     def _handle(self, number, frame):
