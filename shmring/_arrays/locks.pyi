@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from .._engine.engine import Engine
 
 LOCK_NBYTES: int
-BLOCK_NBYTES: int  # size of a block; access is atomic within a block
 
 class Locks:
     """`count` locks at `address`, zeros at first; `memory` keeps them mapped. kind: their name in errors."""
@@ -42,7 +41,7 @@ def count_for(nbytes: int) -> int:
     """Return the number of stripes of an array of `nbytes`."""
 
 class Stripes:
-    """The locks of an array's blocks of BLOCK_NBYTES. Block b uses lock b modulo the number of locks."""
+    """The locks of an array's blocks of 32 KiB. Block b uses lock b modulo the number of locks."""
 
     def __new__(cls, engine: Engine, memory: object, begin: int, locks: int, count: int) -> Self: ...
     def access(

@@ -74,18 +74,16 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
 # Read the descriptors of all ranks: the call is zero-copy only if every rank offers it. Rank 0's descriptor has the new
 # distance, and says whether to measure it again.
 cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
-    cdef sr_descriptor *theirs
+    cdef sr_descriptor *rank_0 = descriptor(g, c, 0)
     cdef int rank
     if c.zero_copy:
         for rank in range(g.size):
-            theirs = descriptor(g, c, rank)
             if not offers_zero_copy(g, c, rank):
                 c.zero_copy = False
-    theirs = descriptor(g, c, 0)
-    g.announced_far = theirs.far
-    c.ping = theirs.ping != 0
+    g.announced_far = rank_0.far
+    c.ping = rank_0.ping != 0
     if c.choice != NULL:
-        c.choice.single_copy = theirs.next_single_copy != 0
+        c.choice.single_copy = rank_0.next_single_copy != 0
         c.choice.used = True
 
 

@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .descriptor cimport descriptor
-from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_split, takes
+from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_split
 from .segment cimport SR_CACHE_LINE, sr_prefetch_for_write, sr_tuning
 from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items
 

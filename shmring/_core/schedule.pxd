@@ -4,7 +4,6 @@
 cdef extern from "schedule.h" nogil:
     size_t sr_slice_begin(size_t count, int n, int index)
     size_t sr_slice_begin_grained(size_t count, int n, int index, size_t grain)
-    int sr_ring_to(int rank, int n)
     int sr_ring_from(int rank, int n)
     int sr_ring_reduce_slice(int rank, int n, int step)
     int sr_ring_gather_slice(int rank, int n, int step)

@@ -1,7 +1,7 @@
 # The C declarations of rings of frames: of layout.h, spsc_ring.h, and what only users of rings need of sync/.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from .kernels cimport sr_copy_fn
 from .segment cimport sr_counter, sr_event, sr_flag, sr_liveness
@@ -43,7 +43,7 @@ cdef extern from "layout.h" nogil:
         uint64_t magic, nbytes
         uint32_t places, reserved, drops, gave_up
         sr_place writer
-        sr_counter changes, tail
+        sr_counter tail
         sr_event event
         sr_reader *reader
     cdef enum sr_place_state:

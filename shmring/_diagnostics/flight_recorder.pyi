@@ -37,8 +37,6 @@ CAUSES: dict[int, str]  # cause of an abort, by its number in the abort word
 OUTCOMES: tuple[str, ...]
 WAITS: tuple[str, ...]
 TRACED: tuple[str, ...]
-MAX_RANKS: int
-STACKS_NBYTES: int
 
 def described(fingerprint: int, count: int) -> dict[str, Any] | None:
     """Return the call that fingerprint and count describe, as `record_of`; None if the kind is unknown."""

@@ -54,8 +54,6 @@ WAITS = ("call", "send", "recv", "probe", "lock")
 assert len(WAITS) == SR_WAIT_KINDS
 TRACED = ("call", "wait", "stage", "reduce", "copy", "stage and copy", "wire", "send", "recv", "probe")
 assert len(TRACED) == NTRACED
-MAX_RANKS = SR_MAX_RANKS
-STACKS_NBYTES = SR_STACKS_NBYTES
 
 
 # ---- describing calls ----------------------------------------------------------------------------------------------

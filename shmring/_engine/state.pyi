@@ -7,7 +7,6 @@ from .._diagnostics.flight_recorder import ALGORITHMS as ALGORITHMS
 from .._diagnostics.flight_recorder import DTYPE_NBYTES as DTYPE_NBYTES
 from .._diagnostics.flight_recorder import DTYPES as DTYPES
 from .._diagnostics.flight_recorder import KINDS as KINDS
-from .._diagnostics.flight_recorder import MAX_RANKS as MAX_RANKS
 from .._diagnostics.flight_recorder import PATHS as PATHS
 from .._diagnostics.flight_recorder import WIRES as WIRES
 from .._diagnostics.flight_recorder import Flight, _Record
@@ -38,7 +37,6 @@ class _Stats(TypedDict):
     isa: str
 
 TAKEN: str  # text of the error of a second thread
-TINY_NBYTES: int  # size of the data in a call line
 KEY_NBYTES: int
 
 def supported(dtype: str, op: str) -> bool:

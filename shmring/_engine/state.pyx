@@ -19,7 +19,7 @@ from .._core.path_choice cimport LEAST_MEASURED_NBYTES
 from .._core.placement cimport window_nbytes_of
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
-    SR_OP_NBYTES, SR_PAYLOAD_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS,
+    SR_OP_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS,
     sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane, sr_layout_lap_nbytes,
     sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness, sr_liveness_find_thread, sr_liveness_is_held,
     sr_liveness_is_unwatched, sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_stack_request,
@@ -34,7 +34,7 @@ from .._internode.context cimport (
 from .._core import kernels
 from .._diagnostics import stacks, stall_warning
 from .._diagnostics.flight_recorder import (
-    ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, MAX_RANKS, PATHS, WIRES, described,  # no-cython-lint
+    ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, PATHS, WIRES, described,  # no-cython-lint
 )
 from .._core.kernels import OPS  # no-cython-lint: re-exported
 from .._system import limits
@@ -68,7 +68,6 @@ cdef uint64_t SAME_CALL_NS = 1_000_000_000   # limit of await_same_call
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 TAKEN = "another thread is inside a call of this communicator; give each thread its own"
-TINY_NBYTES = SR_PAYLOAD_NBYTES
 KEY_NBYTES = SR_KEY_NBYTES
 
 

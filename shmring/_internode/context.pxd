@@ -21,7 +21,7 @@ cdef extern from "conn.h" nogil:
         uint32_t first, end
     cdef struct sr_conn:
         int fd, error
-        uint64_t nsent, nreceived
+        uint64_t nreceived
         sr_conn_queue out
         sr_conn_queue in_ "in"
         sr_conn_head arriving

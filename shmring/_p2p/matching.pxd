@@ -13,10 +13,8 @@ cdef void withdraw(Matching *m, Message *message) noexcept nogil
 cdef void withdraw_all(Matching *m) noexcept nogil
 cdef void stage_offers(Matching *m) noexcept nogil
 cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil
-cdef int awaited_sides(Matching *m) noexcept nogil
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
 cdef void open_ring(Matching *m, int receiver) noexcept nogil
-cdef void publish_all_taken(Matching *m) noexcept nogil
 cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
 cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil
 cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil

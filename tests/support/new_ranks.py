@@ -12,7 +12,6 @@ import numpy as np
 import shmring
 
 RIGHT, ENDED, WRONG, WAITING = "right", "ended by an error", "wrong", "waiting"
-_END_S = 5.0
 _EXIT = {0: RIGHT, 2: ENDED, 3: WRONG, -signal.SIGKILL: WAITING}
 
 
