@@ -117,10 +117,10 @@ static void send_rest(struct sr_channels *channels, struct sr_channel *channel)
 }
 
 /* Keep the bytes of a frame that the socket has not taken: every frame is sent to its end. */
-static void keep_rest(struct sr_channels *channels, struct sr_channel *channel, const struct iovec *place,
-                      size_t nplaces, size_t taken)
+static void keep_rest(struct sr_channels *channels, struct sr_channel *channel, const struct iovec place[2],
+                      size_t taken)
 {
-    for (size_t i = 0; i < nplaces; i++) {
+    for (int i = 0; i < 2; i++) {
         const size_t skip = taken < place[i].iov_len ? taken : place[i].iov_len;
         if (skip < place[i].iov_len)
             memcpy(channel->rest + channel->rest_end, (const char *)place[i].iov_base + skip, place[i].iov_len - skip);
@@ -142,7 +142,7 @@ static void send_frame(struct sr_channels *channels, struct sr_channel *channel,
     if (!has_rest(channel))
         taken = put_on_socket(channels, channel, place, 2);
     if (taken < nbytes && !channel->unwritable)
-        keep_rest(channels, channel, place, 2, taken);
+        keep_rest(channels, channel, place, taken);
 }
 
 static void note_messages_end(struct sr_channel *channel)
@@ -236,7 +236,7 @@ static bool push_piece(struct sr_channels *channels, struct sr_channel *channel,
     if (head.flags & SR_FRAME_LAST)
         channel->messages_end = end;
     if (taken < sizeof head + nbytes)
-        keep_rest(channels, channel, place, 2, taken);
+        keep_rest(channels, channel, place, taken);
     channel->sent += sr_ring_frame_nbytes(nbytes);
     message->offset += nbytes;
     message->head.flags = head.flags;

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.group cimport Group
-from .._core.segment cimport sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_record, sr_wait
+from .._core.segment cimport sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_now_ns, sr_record, sr_wait
 from .._core.trace cimport Trace
 
 
@@ -43,13 +43,13 @@ cdef inline void end_wait(Group *g, int place) noexcept nogil:
         sr_flag_set(&g.me.wait[place].since_ns, 0)
 
 
-# Record the time when this rank gave up. The wait stays readable.
-cdef inline void give_up_wait(Group *g, int place, uint64_t now_ns) noexcept nogil:
-    if sr_flag_load(&g.me.wait[place].since_ns) != 0:
-        sr_flag_set(&g.me.wait[place].until_ns, now_ns)
+# Record the time when this rank gave up its call. The wait stays readable.
+cdef inline void give_up_wait(Group *g) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[SR_WAIT_CALL]
+    if sr_flag_load(&wait.since_ns) != 0:
+        sr_flag_set(&wait.until_ns, sr_now_ns())
 
 
-cdef dict words_of_record(const sr_record *record)
 cdef const char *name_in_record(const sr_record *record) noexcept nogil
 cdef const char *name_in_fingerprint(uint64_t fingerprint) noexcept nogil
 

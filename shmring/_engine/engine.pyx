@@ -16,7 +16,7 @@ from libc.string cimport memcpy, memset, strlen, strrchr
 from .._algorithms.direct cimport enter_refused, step_refused
 from .._core.core_distance cimport enter_ping, step_ping_call
 from .._core.group cimport (
-    ABORTED, ALLOCATE, ALL_REDUCE, BLOCKED, BROADCAST, DEAD, DONE, LATE, LEFT, LOST, MISMATCHED, PING, REMOTE_MISMATCH,
+    ALLOCATE, ALL_REDUCE, BLOCKED, BROADCAST, DEAD, DONE, LATE, LEFT, LOST, MISMATCHED, PING, REMOTE_MISMATCH,
     SIGNALLED, UNDESCRIBED, UNREADABLE, Block, Call, Group, Stats, check_liveness, fingerprint_of, is_before,
     record_call, report_abort, set_far,
 )
@@ -36,7 +36,7 @@ from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
     start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,
 )
-from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
+from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, Queue, Task, is_finished, is_pending, oldest
 from .state cimport (
     ParkedThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
     most_suspect, world_number,
@@ -315,12 +315,12 @@ cdef class Engine(State):
         if self.closed_because is not None:
             return 0
         if isinstance(error, Error) and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
-            finish_all(self.queue, ABORTED)
+            finish_all(self.queue)
             return 0
         begin_report(&self.g, &report, in_call, self.g.seq)
         describe_raised(error, world_number(&self.g, self.g.rank), doing, report.reason)
         report_abort(self.g.header, SR_ABORTED, self.g.rank, self.g.rank, &report)
-        finish_all(self.queue, ABORTED)
+        finish_all(self.queue)
         try:
             self.raise_over(beside)
         except Error:   # the other ranks raise it; this rank raises `error`
@@ -491,7 +491,7 @@ cdef class Engine(State):
         """
         if is_background() or (beside and (self.busy or self.thread != <unsigned long> PyThread_get_thread_ident())):
             return None
-        finish_all(self.queue, ABORTED)
+        finish_all(self.queue)
         return None if self.arrays is None else self.arrays.make_private()
 
     def check_idle(self):
@@ -692,7 +692,7 @@ cdef class Engine(State):
         try:
             self.raise_for_status(&c, status)
         except Exception:   # the error of all ranks, or MemoryError if it could not be built
-            finish_all(q, ABORTED)
+            finish_all(q)
         return 0
 
     # Finish all issued calls before a close. Raise RuntimeError if another thread is inside a call.
@@ -850,7 +850,7 @@ cdef class Engine(State):
 
     cdef int set_trace(self, TraceBuffer buffer) except -1:
         with nogil:   # the thread that has the stepper may need the GIL
-            acquire_stepper(self.queue, WAITER)
+            acquire_stepper(self.queue)
         self.g.trace = NULL if buffer is None else &buffer.calls
         sr_flag_set(&self.queue.stepper, 0)
         self.g.p2p_trace = NULL if buffer is None else &buffer.messages   # read with the GIL held
@@ -875,7 +875,7 @@ cdef class Engine(State):
             table[i].begin = begin
             table[i].own = own
             table[i].stride = stride
-        acquire_stepper(self.queue, WAITER)
+        acquire_stepper(self.queue)
         while not sr_flag_take(&g.blocks_lock, 1):   # a message is copied out of a block: at most one step of it
             sr_yield()
         free(g.block)

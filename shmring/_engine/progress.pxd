@@ -24,12 +24,11 @@ cdef int append(Queue *q, Task *t) except -1
 cdef void step_briefly(Queue *q) noexcept
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil
 cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept
-cdef void acquire_stepper(Queue *q, uint64_t who) noexcept nogil
+cdef void acquire_stepper(Queue *q) noexcept nogil
 cdef bint copy_begun(Queue *q, Call *c) noexcept nogil
 cdef int fetch_failure(Queue *q, Call *c) noexcept nogil
-cdef void finish_all(Queue *q, int status) noexcept nogil
+cdef void finish_all(Queue *q) noexcept nogil
 cdef void reap(Queue *q) noexcept
-cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil
 cdef void wake_thread() noexcept
 cdef int start_thread() except -1
 cdef bint is_background() noexcept

@@ -15,8 +15,8 @@ from posix.stdlib cimport posix_memalign
 from posix.unistd cimport read, write
 
 from .._core.group cimport (
-    ALL_REDUCE, AUTO, BLOCKED, BROADCAST, DIRECT, DONE, ELECTION, INVALID, PROGRESSED, SIGNALLED, UNDESCRIBED, Call,
-    Group, begin_call, fingerprint_of, is_sliced, mixed,
+    ABORTED, ALL_REDUCE, AUTO, BLOCKED, BROADCAST, DIRECT, DONE, ELECTION, INVALID, PROGRESSED, SIGNALLED, UNDESCRIBED,
+    Call, Group, begin_call, fingerprint_of, is_sliced, mixed,
 )
 from .._core.kernels cimport SR_MIN, SR_U64, SR_WIRE_NATIVE, sr_float_env, sr_float_env_enter, sr_float_env_leave
 from .._core.segment cimport (
@@ -107,7 +107,7 @@ cdef int grow(Queue *q) except -1:
     cdef Task **old = q.task
     if task == NULL:
         raise MemoryError()
-    acquire_stepper(q, WAITER)
+    acquire_stepper(q)
     for number in range(sr_flag_load(&q.reaped) + 1, sr_flag_load(&q.issued) + 1):
         task[number & mask] = old[number & q.mask]
     q.task, q.mask = task, mask
@@ -139,7 +139,7 @@ cdef void record_failure(Queue *q, Task *t, int status) noexcept nogil:
 # Return the status that ended a step, and copy its call. Return DONE if there is none, or if the call has ended since.
 cdef int fetch_failure(Queue *q, Call *c) noexcept nogil:
     cdef int status
-    acquire_stepper(q, WAITER)
+    acquire_stepper(q)
     status = q.failed_status
     c[0] = q.failed_call
     if not is_pending(q) or not is_failed(q, next_of(q)):
@@ -157,8 +157,8 @@ cdef inline bint is_failed(const Queue *q, const Task *t) noexcept nogil:
 
 
 # Take the stepper, for a short time.
-cdef void acquire_stepper(Queue *q, uint64_t who) noexcept nogil:
-    while not sr_flag_take(&q.stepper, who):
+cdef void acquire_stepper(Queue *q) noexcept nogil:
+    while not sr_flag_take(&q.stepper, WAITER):
         sr_yield()
 
 
@@ -303,16 +303,16 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
 
 # Finish all tasks, since the communicator has ended. The next call is recorded, as the error of a mismatch on other
 # ranks shows it; an election in progress has recorded it already.
-cdef void finish_all(Queue *q, int status) noexcept nogil:
+cdef void finish_all(Queue *q) noexcept nogil:
     cdef Task *t
-    acquire_stepper(q, WAITER)
+    acquire_stepper(q)
     while is_pending(q):
         t = oldest(q)
         if not next_of(q).begun:
             begin_call(q.group, &t.call)
             if q.group.inter != NULL:
                 q.group.recorded.number = call_number(inter_of(q.group), inter_of(q.group).seq + 1)
-        finish_oldest(q, t, status)
+        finish_oldest(q, t, ABORTED)
     sr_flag_set(&q.stepper, 0)
 
 
@@ -539,7 +539,7 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
             return WAITING
     if status != UNDESCRIBED:
         record_failure(q, next_of(q), status)
-        give_up_wait(q.group, SR_WAIT_CALL, sr_now_ns())
+        give_up_wait(q.group)
     return WANTS_PYTHON
 
 

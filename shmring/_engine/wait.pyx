@@ -65,7 +65,7 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
     if status == PROGRESSED:
         end_wait(g, SR_WAIT_CALL)
     elif status != SIGNALLED:
-        give_up_wait(g, SR_WAIT_CALL, sr_now_ns())
+        give_up_wait(g)
     return status
 
 
