@@ -28,10 +28,12 @@ class _Header(TypedDict):
 class _Stats(TypedDict):
     calls: int
     bytes_sent: int
+    bytes_over_wire: int
     steps: int
     messages_in_place: int
     paths: dict[str, int]
     path: str | None
+    chosen_paths: dict[str, dict[int, str]]
     distance: Literal["near", "far"]
     round_trip_ns: int
     isa: str

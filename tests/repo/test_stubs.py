@@ -1,5 +1,6 @@
 """The hand-written stubs (.pyi) agree with the compiled modules."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -29,3 +30,10 @@ def test_stubs_agree_with_the_compiled_modules():
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_type_of_stats_has_its_keys():
+    tree = ast.parse((PACKAGE / "_engine" / "state.pyi").read_text())
+    stats = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "_Stats")
+    with shmring.init() as comm:
+        assert {line.target.id for line in stats.body} == comm.stats().keys()
