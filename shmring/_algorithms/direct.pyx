@@ -66,7 +66,7 @@ cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
     return whole_items(c, min(nbytes + (grain - 1) - (nbytes + (grain - 1)) % grain, most))
 
 
-cdef void enter_large(Group *g, Call *c) noexcept nogil:
+cdef void enter_direct(Group *g, Call *c) noexcept nogil:
     cdef bint cached = keeps_to_window(g, c, c.nbytes)
     begin_call(g, c)
     describe(g, c)
@@ -301,6 +301,7 @@ cdef void enter_chain(Group *g, Call *c) noexcept nogil:
     c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> LINK_NBYTES))
     c.fold.position = c.copy.position = g.position
 
+
 cdef inline uint64_t link_begin(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     return slot_begin(g, cursor.position, next_chunk(c, cursor))
 
@@ -320,6 +321,7 @@ cdef inline void advance_link(Group *g, Call *c, Cursor *cursor) noexcept nogil:
 # ranks alternate between two slots.
 cdef inline unsigned char *partial_of(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
     return slot(g, rank & 1 if c.kind == EXSCAN else 0, begin)
+
 
 # True if this rank copies the result from the slot of the last rank.
 cdef inline bint takes_from_last(const Group *g, const Call *c) noexcept nogil:
@@ -479,12 +481,12 @@ cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
     elif c.algorithm == DOUBLE_TREE:
         c.enter, c.step = enter_double_tree, step_double_tree
     elif c.algorithm != AUTO:
-        c.enter, c.step = enter_large, step_direct
+        c.enter, c.step = enter_direct, step_direct
     elif c.x_nbytes <= SR_PAYLOAD_NBYTES:
         c.enter, c.step = enter_tiny, step_tiny
     elif may_be_chain(g, c):
         c.enter, c.step = enter_chain, step_chain
     elif is_sliced(c) and c.nbytes * (g.size - 1) > most_in_small(g, c):
-        c.enter, c.step = enter_large, step_direct
+        c.enter, c.step = enter_direct, step_direct
     else:
         c.enter, c.step = enter_exchange, step_exchange
