@@ -28,7 +28,7 @@ enum sr_channel_what {
     SR_CHANNEL_VIEW,     /* of a rank that continues after the end, see sr_seqlock */
     SR_CHANNEL_CALLING,  /* the sender has waited for a while in a collective: struct sr_channel_call */
     SR_CHANNEL_CONFIRMED, /* all ranks of the sender's host have begun this collective: struct sr_channel_call */
-    SR_CHANNEL_RECEIPT,  /* `whole`: number of the message that is matched, see sr_receipts */
+    SR_CHANNEL_RECEIPT,  /* not a note; `whole`: number of the message that is matched, see sr_receipts */
 };
 
 /* The head of every frame; little-endian, as are all machines that shmring runs on. */

@@ -64,8 +64,8 @@ cdef class Comm(Messages):
     priority : int, optional
         -4095 to 4095, the same on all ranks. Among the calls with a priority that every rank has issued, the call with
         the highest priority runs next; among equal priorities, the earliest call. The ranks agree on it before each
-        call. A large all_reduce, reduce or broadcast runs in fragments of 4 MiB, and calls of higher priority may run
-        between two fragments; the bits of the result are the same. A call without a priority runs after all calls made
+        call. A large all_reduce, reduce or broadcast runs in parts of 4 MiB, and calls of higher priority may run
+        between two parts; the bits of the result are the same. A call without a priority runs after all calls made
         before it and before all calls made after it. (Peng et al. 2019, ByteScheduler; Jayarajan et al. 2019, P3.)
 
     Errors of every collective

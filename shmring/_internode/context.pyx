@@ -525,8 +525,8 @@ cdef class InterNodeConns:
     """The connections of one communicator on one rank to ranks of other hosts, and the host of every rank.
 
     hosts: the ranks of each host, in local order. data: a connected, non-blocking socket to every rank of another
-    host, by rank. This object keeps the sockets; the caller closes them. channels: the control channels to the same
-    ranks, which every wait polls. cut_s: a connection counts as cut if its other end does not answer for so many
+    host, by rank. This object keeps the sockets; the caller closes them. channels: those to the same ranks, which
+    every wait polls. cut_s: a connection counts as cut if its other end does not answer for so many
     seconds.
     """
 

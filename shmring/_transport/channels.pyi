@@ -9,7 +9,7 @@ LEAVING: int
 MOST_NBYTES: int
 
 class Channels:
-    """One rank's control channels, by the rank at the other end."""
+    """One rank's channels, by the rank at the other end."""
 
     def __new__(cls, socks: Mapping[int, socket], ring_nbytes: int, first_seq: int) -> Self: ...
     def fileno(self) -> int:

@@ -35,7 +35,7 @@ cdef enum:
 
 
 cdef class Channels:
-    """One rank's control channels, by the rank at the other end. It keeps the sockets; their creator closes them.
+    """One rank's channels, by the rank at the other end. It keeps the sockets; their creator closes them.
 
     ring_nbytes: maximum size of a receive ring. first_seq: start of its positions.
     """

@@ -1,7 +1,7 @@
 """Notifications between ranks of different hosts: abort with its reason, leaving, and the current call.
 
-They use the control channels, which no data can block: if a data connection ends, the control channel gives
-the reason.
+They use the channels, in which they wait for no message: if a connection of the collectives ends, the channel
+gives the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAST_S = 1.0  # limit for unsent notifications when a rank leaves
 
 
 class Notifications:
-    """One rank's notifications over its control channels. Their creator closes the connections."""
+    """One rank's notifications over its channels. Their creator closes the connections."""
 
     def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
