@@ -155,7 +155,8 @@ def run(
     ValueError
         If the pool has fewer workers than ranks.
     TypeError
-        For a function that cannot be pickled (by cloudpickle if it is installed).
+        For a pool that is no executor, such as a multiprocessing.Pool; for a function that cannot be pickled
+        (by cloudpickle if it is installed).
     BaseException
         The exception of the first failing rank in its own type, with `.rank` and a note.
 
@@ -172,6 +173,8 @@ def run(
         with ProcessPoolExecutor(3) as pool:
             pools.run(pool, total, 3, 10)
     """
+    if not callable(getattr(pool, "submit", None)):
+        raise TypeError(f"pool is {pool!r:.60}; give an executor, such as a ProcessPoolExecutor")
     world = shmring.world(nprocs)
     workers = getattr(pool, "_max_workers", None)
     if workers is not None and workers < world.nprocs:

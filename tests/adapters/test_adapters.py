@@ -56,6 +56,7 @@ POOLS = (
         assert "Raised in rank 1 of 3" in cause.__notes__[0]
         assert "invalid literal" in str(failure_of(pool, Unloadable(), 3))
         assert isinstance(failure_of(pool, 5, 3), TypeError)
+        assert "such as a ProcessPoolExecutor" in str(failure_of([], total, 3))
         if can_die:
             assert "ended with its process" in failure_of(pool, die, 3).__notes__[0]
 
