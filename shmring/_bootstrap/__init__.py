@@ -1,6 +1,6 @@
 """Connect the ranks of a world, and let them prove that they hold its key, before there is a segment.
 
-join                     one rank joins a world; `init` and `spawn` call it
+join                     one rank joins a world; `init` calls it, and `_lifecycle` for groups
   |-- environment        the launcher of this process, and the rank that it gave
   |-- local              the ranks of one host connect over a Unix socket -> fd_passing
   |-- tcp                the ranks of several hosts connect to rank 0 -> host_map, coordinator

@@ -6,7 +6,7 @@ comm      point_to_point      endpoint      fused                 vector        
 -> stands for: inherits from.
 
 init              a world -> a Comm
-work, awaitable   Work: a collective in the background; waiting for it, or a Transfer, in a coroutine
+awaitable         waiting for a Work or a Transfer in a coroutine
 objects           frames: pickled objects as bytes, for the `*_object` methods
 ops               the reductions by name
 error_feedback    rounding errors of compressed transfers, added to the next call

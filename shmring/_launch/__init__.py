@@ -9,4 +9,5 @@ shmrun             one process of a script for each rank
   |     ^-- dedupe         --collapse: shows equal lines of several ranks once
   |     |-- log_files      --log-dir: a file for each rank
   |-- traceback_tail   the last traceback of a failed rank
+  |-- stand_in         --mpi4py: where Python finds shmring's stand-in
 """

@@ -4,13 +4,14 @@
 
 MPI               the names, and joining at import; `shmring.MPI` is the same module
   environment     Init, Finalize, versions, time, memory
-  intracomm       Intracomm, grids and graphs of ranks      windows   memory that other ranks access
+  intracomm       Intracomm, grids and graphs of ranks
+  windows         memory that other ranks access: `window_state`, `epochs`, `rma`, `alloc_mem`
   neighbors       collectives along the edges of these
   comm            communicators: how they are made and freed
   object_calls    isend, gather ... of Python objects
   objects         pickles; send, recv, bcast, allgather of Python objects (Cython)
   collectives     Bcast, Allreduce ... in three forms (`forms`)
-  point_to_point  Send, Recv, probes, Message
+  point_to_point  Send, Recv, probes, Message; threads take `turns`
   requests        Request, Prequest, Grequest
   ops, folds      operations; reductions that shmring has no operation for
   types, groups, info, errhandlers, handles, errors, constants, rc, refused

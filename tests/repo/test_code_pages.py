@@ -78,6 +78,12 @@ def test_the_table_has_every_folder_from_the_ground_up():
     assert {name for name in named if not name.endswith(".py")} == folders
 
 
+def test_the_picture_of_each_private_folder_has_all_its_files():
+    for init in (ROOT / "shmring").rglob("_*/__init__.py"):
+        files = {path.stem for path in init.parent.iterdir() if path.suffix in (".py", ".pyx", ".pxd")}
+        assert not files - set(re.findall(r"\w+", init.read_text())) - {"__init__"}, init.parent
+
+
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_walk_has_as_many_files_as_it_says(walk):
     files = steps(walk)

@@ -3,7 +3,7 @@ r"""The parts of the torch backend; `shmring.adapters.torch` is its public inter
 torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find each other in torch's store
                            |           |
         "gloo" -->  replacing          |
-                      |                |
+                      |  `-- unfit     |
                     replacement        |
                            \           |
              compressed -> buckets -> group: ProcessGroup
