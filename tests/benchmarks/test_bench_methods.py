@@ -1,14 +1,11 @@
 """The benchmarks of methods and adapters: tiny runs, and their output. Never a test of speed."""
 
 import json
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from engines import KEY, output_of, start
+from engines import KEY, output_of, rows_of, run_ranks, start
 from rendezvous import free_port
 
 import shmring
@@ -21,27 +18,9 @@ WATCHDOG_S = 100
 pytestmark = pytest.mark.limit(WATCHDOG_S + 20)
 
 
-def shmrun(nranks, *command):
-    return subprocess.run(
-        [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", str(nranks), *map(str, command)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-
-
-def rows_of(table):
-    """By its first cell, the other cells of each row."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", table, re.M)
-    ]
-    return {name: cells for name, *cells in rows[2:]}
-
-
 def test_compression_is_measured_beside_all_reduce(tmp_path):
     few = ["--nbytes", "64K", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json"]
-    done = shmrun(2, BENCH / "methods" / "bench_compression.py", *few)
+    done = run_ranks(2, BENCH / "methods" / "bench_compression.py", *few)
     assert done.returncode == 0, done.stdout + done.stderr
     reported = json.loads((tmp_path / "found.json").read_text())
     assert set(rows_of(done.stdout)) == set(reported["ways"])
@@ -51,7 +30,7 @@ def test_compression_is_measured_beside_all_reduce(tmp_path):
 @pytest.mark.slow
 def test_sparse_is_measured_by_density(tmp_path):
     few = ["--sizes", "4K,64K", "--densities", "0,0.5,1", "--rounds", 1, "--sample-s", 0.001]
-    done = shmrun(2, BENCH / "methods" / "bench_sparse.py", *few, "--json", tmp_path / "found.json")
+    done = run_ranks(2, BENCH / "methods" / "bench_sparse.py", *few, "--json", tmp_path / "found.json")
     assert done.returncode == 0, done.stdout + done.stderr
     reported = json.loads((tmp_path / "found.json").read_text())["found"]
     assert set(reported) == {"4096", "65536"}
@@ -72,7 +51,7 @@ def test_the_break_even_is_between_the_densities_beside_it():
 @pytest.mark.slow
 def test_an_exchange_is_measured_beside_all_reduce(tmp_path):
     few = ("--sizes", "4K,40", "--rounds", 1, "--sample-s", 0.001, "--json", tmp_path / "found.json")
-    done = shmrun(2, BENCH / "methods" / "bench_server.py", *few)
+    done = run_ranks(2, BENCH / "methods" / "bench_server.py", *few)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     ways = ["all_reduce, auto", "all_reduce, ring", "one server", "2 servers", "one-sided"]

@@ -1,18 +1,16 @@
 """The benchmarks of methods that save memory or synchronisations: tiny runs. Never a test of speed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from engines import run_ranks
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 def shmrun(nprocs, *command):
-    command = [sys.executable, "-m", "shmring.run", "-n", str(nprocs), "--no-prefix", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = run_ranks(nprocs, *command)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

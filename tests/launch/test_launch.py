@@ -12,11 +12,10 @@ import textwrap
 import threading
 import time
 import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
-from leftovers import left_running, names_in_shm
+from leftovers import is_alive, left_running, names_in_shm, wait_until
 
 import shmring
 from shmring._launch import spawn
@@ -47,20 +46,6 @@ def nothing_stays():
     assert threading.active_count() == threads
     # A fork server takes a moment to notice that its launcher was killed.
     wait_until(lambda: not left_running())
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_until(condition, limit_s=50):
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not come true"
-        time.sleep(0.01)
 
 
 # --- functions of ranks; at the top of the module, where other processes find them ------

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leftovers import names_in_shm
+from leftovers import is_alive, names_in_shm, wait_until
 from running import QUIET, command, on_a_terminal, run_code, started
 
 from shmring._launch import options as run_options
@@ -30,20 +30,6 @@ def ready(tmp_path, code, *options, nprocs=2):
     """Run code under shmrun until each rank has called ready(); return the process and the pids."""
     with started(tmp_path, code, "--no-prefix", *options, nprocs=nprocs) as process:
         yield process, [int(process.stdout.readline().split()[1]) for _ in range(nprocs)]
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def wait_until(condition, limit_s=50):
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it did not come true"
-        time.sleep(0.01)
 
 
 # --- starting ---

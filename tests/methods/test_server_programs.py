@@ -1,13 +1,11 @@
 """The parameter server's example, on small settings."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from combinations import first
+from engines import run_ranks
 
 import shmring
 
@@ -18,19 +16,9 @@ WATCHDOG_S = 100
 pytestmark = pytest.mark.limit(WATCHDOG_S + 20)
 
 
-def shmrun(nranks, *command):
-    return subprocess.run(
-        [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", str(nranks), *map(str, command)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_PARENT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-
-
 def train(nranks, *options):
     pytest.importorskip("sklearn")
-    return shmrun(nranks, ROOT / "examples" / "parameter_server.py", *options)
+    return run_ranks(nranks, ROOT / "examples" / "parameter_server.py", *options)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 from combinations import first
-from ring_items import ARRAYS, BYTES, random_items, same
+from ring_items import ARRAYS, BYTES, outcome, raise_interrupt, random_items, same
 
 import shmring
 
@@ -68,13 +68,6 @@ def put_all(ring, items):
 def put_until_it_raises(ring, item, timeout=ENOUGH_S):
     while True:
         ring.put(item, timeout)
-
-
-def outcome(call, *args, **options):
-    try:
-        return call(*args, **options)
-    except (shmring.Error, TimeoutError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def get_all(ring, pipe, items):
@@ -591,11 +584,6 @@ def test_as_many_readers_as_there_may_be():
             ring.get_nowait()
         ring.put(b"item")
         assert ring.get() == b"item"
-
-
-def raise_interrupt(pid, after_s):
-    time.sleep(after_s)
-    os.kill(pid, signal.SIGINT)
 
 
 @pytest.mark.parametrize("side", ["put", "get"])

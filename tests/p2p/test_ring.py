@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from ring_items import ARRAYS, BYTES, random_items, same
+from ring_items import ARRAYS, BYTES, raise_interrupt, random_items, same
 
 import shmring
 from shmring._system import procfs
@@ -426,11 +426,6 @@ def test_a_child_that_ends_without_having_come(method):
         with pytest.raises(shmring.RankFailed, match="ended"):
             ring.get()
         child.join()
-
-
-def raise_interrupt(pid, after_s):
-    time.sleep(after_s)
-    os.kill(pid, signal.SIGINT)
 
 
 @pytest.mark.parametrize("side", ["put", "get"])

@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 import pytest
+from ring_items import outcome
 
 import shmring
 from shmring._p2p import ring_common
@@ -27,13 +28,6 @@ ENOUGH_S = 20
 TINY = 512
 KINDS = {"Ring": shmring.Ring, "Broadcast": lambda nbytes=TINY: shmring.Broadcast(nbytes, readers=1)}
 BOTH = pytest.mark.parametrize("kind", list(KINDS))
-
-
-def outcome(call, *args, **options):
-    try:
-        return call(*args, **options)
-    except (shmring.Error, TimeoutError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 class Child:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def environment(**more):
 def start(*command, **more):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([str(part) for part in command], env=environment(**more), **pipes)
+
+
+def run_ranks(nranks, program, *options):
+    """Run a program under shmrun to its end."""
+    command = [sys.executable, "-m", "shmring.run", "--no-prefix", "-n", nranks, program, *options]
+    return subprocess.run(
+        [str(part) for part in command], env=environment(), capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+
+
+def rows_of(table):
+    """By its first cell, the other cells of each row of a Markdown table."""
+    lines = re.findall(r"^\|.*", table, re.M)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {name: cells for name, *cells in rows[2:]}
 
 
 def output_of(*processes):

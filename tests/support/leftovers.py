@@ -84,3 +84,17 @@ def until_none(left, seconds=2):
     while (found := left()) and time.monotonic() < until:
         time.sleep(0.05)
     return found
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    until = time.monotonic() + 50
+    while not condition():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.01)

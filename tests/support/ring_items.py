@@ -1,6 +1,12 @@
-"""Items for rings: arrays of every kind, bytes, and random ones of both."""
+"""Items for rings: arrays of every kind, bytes, and random ones of both; and what calls of rings end with."""
+
+import os
+import signal
+import time
 
 import numpy as np
+
+import shmring
 
 RECORD = np.dtype([("id", "<i4"), ("at", "<f8", (2,)), ("name", "S3")])
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
@@ -40,3 +46,15 @@ def random_items(seed, count):
         dtype = np.dtype(dtypes[rng.integers(0, 4)])
         data = rng.bytes(dtype.itemsize * int(np.prod(shape)))
         yield data if rng.random() < 0.2 else np.frombuffer(data, dtype).reshape(shape)
+
+
+def outcome(call, *args, **options):
+    try:
+        return call(*args, **options)
+    except (shmring.Error, TimeoutError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def raise_interrupt(pid, after_s):
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGINT)

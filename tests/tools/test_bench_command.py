@@ -17,6 +17,7 @@ import pytest
 from combinations import first
 from engines import environment
 from peers_report import peers_report
+from reports import exactly
 
 import shmring
 from shmring._engine import state
@@ -33,25 +34,15 @@ NUMBER, TEXT = {"type": "number", "minimum": 0}, {"type": "string"}
 COUNT, POSITIVE = {"type": "integer", "minimum": 0}, {"type": "integer", "minimum": 1}
 
 
-def record(**fields):
-    """Exactly these fields."""
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
-
-
-ROW = record(
+ROW = exactly(
     nbytes=COUNT, count=COUNT, samples=POSITIVE, loops=POSITIVE, round_trip_ns=COUNT,
     min_us=NUMBER, avg_us=NUMBER, p50_us=NUMBER, p99_us=NUMBER, algbw_gb_s=NUMBER, busbw_gb_s=NUMBER,
     wrong={"type": ["integer", "null"]}, copy_us={"type": ["number", "null"]},
     path={"type": ["string", "null"]},
 )  # fmt: skip
-SCHEMA = record(
+SCHEMA = exactly(
     program={"const": "shmring bench"}, schema={"const": 1}, version=TEXT, started=TEXT,
-    machine=record(cpu_model=TEXT, kernel=TEXT, python=TEXT, numpy=TEXT),
+    machine=exactly(cpu_model=TEXT, kernel=TEXT, python=TEXT, numpy=TEXT),
     call={"enum": list(FORMS)}, what=TEXT, dtype=TEXT, op={"enum": list(OPS)},
     ranks=POSITIVE, hosts=POSITIVE,
     cpus={"type": "array", "items": {"type": "array", "items": COUNT}}, crowded={"type": "boolean"},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from reports import exactly, maybe
 
 import shmring
 from shmring import model
@@ -20,36 +21,22 @@ WIRE = Link(50e-6, 125e6)
 POSITIVE, COUNT = {"type": "number", "exclusiveMinimum": 0}, {"type": "integer", "minimum": 1}
 
 
-def record(**fields):
-    """Exactly these fields."""
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
-
-
-def or_null(schema):
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
 def list_of(schema):
     return {"type": "array", "items": schema}
 
 
-LINK = record(alpha_s={"type": "number", "minimum": 0}, bandwidth=POSITIVE)
-SCHEMA = record(
+LINK = exactly(alpha_s={"type": "number", "minimum": 0}, bandwidth=POSITIVE)
+SCHEMA = exactly(
     program={"const": "shmring predict"}, schema={"const": 1}, version={"type": "string"},
-    source={"type": "string"}, measured_over_predicted=or_null(list_of(POSITIVE)),
-    link=LINK, hosts=COUNT, wire=or_null(LINK),
-    rows=list_of(record(
+    source={"type": "string"}, measured_over_predicted=maybe(list_of(POSITIVE)),
+    link=LINK, hosts=COUNT, wire=maybe(LINK),
+    rows=list_of(exactly(
         ranks=COUNT, nbytes=COUNT, seconds={"type": "object", "additionalProperties": POSITIVE}
     )),
-    crossovers=or_null(list_of(record(ranks=COUNT, nbytes={"type": "number", "minimum": 0}))),
-    training=or_null(record(
+    crossovers=maybe(list_of(exactly(ranks=COUNT, nbytes={"type": "number", "minimum": 0}))),
+    training=maybe(exactly(
         gradient_nbytes=COUNT, compute_s=POSITIVE,
-        rows=list_of(record(
+        rows=list_of(exactly(
             ranks=COUNT, transfer_s=POSITIVE, step_s=POSITIVE, efficiency=POSITIVE,
             bandwidth_for_90_percent=POSITIVE,
         )),

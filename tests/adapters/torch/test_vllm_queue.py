@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from ring_items import outcome
 
 torch = pytest.importorskip("torch")
 upstream = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
@@ -93,13 +94,6 @@ def read(handle, rank, function, pipe, wait):
 
 def get_all(reader, pipe):
     pipe.send([same(reader.dequeue(ENOUGH_S), wanted) for wanted in objects()])
-
-
-def outcome(call, *args, **options):
-    try:
-        return call(*args, **options)
-    except (shmring.Error, TimeoutError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def test_every_reader_gets_every_object():
