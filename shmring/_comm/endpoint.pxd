@@ -26,6 +26,7 @@ cdef class Endpoint(FusedCollectives):
     cdef int begin_messaging(self) except -1
     cdef void end_messaging(self) noexcept
     cdef void acquire_stepper(self) noexcept
+    cdef bint acquire_stepper_between_calls(self) noexcept
     cdef void release_completed(self) noexcept
     cdef PendingMessage next_completed(self)
     cdef int enlist(self) except -1

@@ -163,11 +163,21 @@ cdef class Endpoint(FusedCollectives):
         sr_flag_set(&m.stepper, 0)
         self.release_completed()
 
+    # As acquire_stepper, but return False if a call of another thread has the stepper, maybe for as long as it waits.
+    cdef bint acquire_stepper_between_calls(self) noexcept:
+        while not sr_flag_take(&self.matching.stepper, WAITER):
+            if sr_flag_load(&self.matching.stepper) == WAITER:
+                return False
+            with nogil:
+                sr_yield()
+        return True
+
     # Release the arrays of completed transfers, one by one. The stepper is not held then: any destructor may run.
+    # If another thread has begun a call meanwhile, that call releases the rest at its end. Waiting for it could
+    # deadlock: it may wait for a collective that only this thread, the progress thread, advances.
     cdef void release_completed(self) noexcept:
         cdef PendingMessage pending
-        while True:
-            self.acquire_stepper()
+        while self.acquire_stepper_between_calls():
             pending = self.next_completed()
             sr_flag_set(&self.matching.stepper, 0)
             if pending is None:

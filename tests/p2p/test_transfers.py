@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import threading
 import time
 import weakref
 
@@ -54,6 +55,44 @@ def forget_transfers(comm):
 
 def test_arrays_are_kept_while_they_are_on_their_way_and_no_longer(world_of):
     assert all(world_of(2, SHMRING_MESSAGE_RING=TINY)(forget_transfers))
+
+
+class SlowToGo:
+    """An array whose destructor takes a moment, and lets other threads run meanwhile."""
+
+    def __init__(self, array, is_going):
+        self.__array_interface__ = array.__array_interface__
+        self.array, self.is_going = array, is_going
+
+    def __del__(self):
+        self.is_going.set()
+        time.sleep(0.3)
+
+
+def receive_while_the_background_drops(comm):
+    """Rank 0 waits for a message that comes after a collective, which only the background can advance."""
+    x, y, is_going = np.ones(200_000), np.ones(3), threading.Event()
+    if comm.rank == 0:
+        comm.irecv(SlowToGo(np.zeros(3), is_going), 1, tag=7)
+        works = [comm.all_reduce(x, async_op=True)]
+        works += [comm.all_gather_v(x, async_op=True) for _ in range(2)]  # described with the GIL held
+        comm.send(y, 1)
+        assert is_going.wait(SOON_S), "the background has dropped the array"
+        comm.recv(y, 1, tag=1)
+        return [work.done() for work in works]
+    comm.recv(y, 0)
+    comm.send(y, 0, tag=7)
+    time.sleep(0.1)
+    comm.all_reduce(x)
+    for _ in range(2):
+        comm.all_gather_v(x)
+    comm.send(y, 0, tag=1)
+    return None
+
+
+def test_a_receive_does_not_hold_up_the_background_that_drops_arrays(world_of):
+    done, _ = world_of(2)(receive_while_the_background_drops)
+    assert done[:2] == [True, True]
 
 
 def await_transfers(comm):
