@@ -26,6 +26,8 @@ from ..errors import Error, OutOfMemory, RankFailed, Timeout
 from . import buffers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from .._bootstrap.fd_passing import LocalSockets
@@ -75,7 +77,7 @@ class Adoption:
         Raises
         ------
         RuntimeError
-            While a call of this rank is under way.
+            While a call of this rank, or a `Transfer` of the array, is under way.
         OutOfMemory
             If there is no memory for a private copy.
         """
@@ -173,8 +175,15 @@ class _Block:
 class Arrays:
     """The shared blocks of one communicator on one rank."""
 
-    def __init__(self, engine: Engine, local_sockets: LocalSockets, kind: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        local_sockets: LocalSockets,
+        kind: str,
+        is_in_transfer: Callable[[int, int], bool],
+    ) -> None:
         self._engine = engine
+        self._is_in_transfer = is_in_transfer  # is any of (address, nbytes) being sent or received?
         self._local_sockets = local_sockets
         self._kind = kind
         self._blocks: dict[int, _Block] = {}
@@ -234,8 +243,10 @@ class Arrays:
     def give_back(self, block: _Block) -> None:
         """Make the adopted memory private to this rank again. Local; call it between calls."""
         if block in self._blocks.values():
-            if self._engine.has_pending():
-                raise RuntimeError("a call of this communicator is under way; wait for it, then release")
+            if self._is_in_use(block):
+                raise RuntimeError(
+                    "a call or a transfer of this array is under way; wait for it, then release"
+                )
             block.forget_own_address()
             self._tell_engine()
         with self._privatising:
@@ -248,11 +259,16 @@ class Arrays:
         if self._is_closed:
             self._give_back_left()
 
+    def _is_in_use(self, block: _Block) -> bool:
+        # Another rank may still have to copy a message that lies in the block.
+        return self._engine.has_pending() or self._is_in_transfer(block.own_address, block.stride)
+
     def _give_back_left(self) -> None:
-        while self._left and not self._engine.has_pending():
-            block, _ = self._left[-1]
-            self.give_back(block)
-            self._left.pop()
+        for left in self._left.copy():
+            block, _ = left
+            if not self._is_in_use(block):
+                self.give_back(block)
+                self._left = [other for other in self._left if other is not left]
 
     def one_for_all(self, nbytes: int, timeout_s: float) -> NDArray[np.uint8]:
         """Collective: return zeros in one memory that all ranks share. The last reference unmaps it."""

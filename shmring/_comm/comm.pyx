@@ -2,6 +2,7 @@
 # collectives, vector, fused and point_to_point.
 
 import atexit
+import functools
 import math
 import os
 import weakref
@@ -105,7 +106,8 @@ cdef class Comm(Messages):
         self.default_algorithm = algorithm_number(settings.algorithm)
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
-        self.arrays = Arrays(engine, local_sockets, settings.segment)
+        self.arrays = Arrays(engine, local_sockets, settings.segment,
+                             functools.partial(_is_in_transfer, weakref.ref(self)))
         engine.share(self.arrays)
         self.staging_ready = engine.size == 1
         open_comms.add(self)
@@ -1236,6 +1238,12 @@ def _disown_all():
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _is_in_transfer(comm, address, nbytes):
+    """Return whether a pending transfer of a communicator, given by a weak reference, sends or receives these bytes."""
+    cdef Comm found = comm()
+    return found is not None and found.is_in_transfer(address, nbytes)
 
 
 # Release a group that this rank cannot use. comm: the communicator made of `parts`, or None if making it raised.

@@ -1,5 +1,5 @@
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from .._arrays.operands cimport Operand
 from .._core.spsc_ring cimport sr_frame
@@ -37,6 +37,7 @@ cdef class Endpoint(FusedCollectives):
     cdef void find_peers(self) noexcept
     cdef void stage_sends(self) noexcept
     cdef int close_messages(self) except -1
+    cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1
     cdef int post(self, Message *message) except -1
     cdef void plan_offer(self, Message *message) noexcept
     cdef int number_receipt(self, Message *message) except -1

@@ -258,6 +258,18 @@ cdef class Endpoint(FusedCollectives):
             self.transfers.clear()
         return 0
 
+    # True if a pending transfer sends or receives any of these bytes.
+    cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1:
+        cdef PendingMessage pending
+        cdef uintptr_t begin
+        if self.transfers is not None:
+            for pending in self.transfers:
+                begin = <uintptr_t> pending.message.data
+                if (pending.message.state != COMPLETE and begin < address + nbytes
+                        and address < begin + pending.message.nbytes):
+                    return True
+        return False
+
     # -- moving --
 
     cdef int post(self, Message *message) except -1:

@@ -227,6 +227,41 @@ def test_adopted_memory_is_not_adopted_again():
         adoption.release()
 
 
+def release_during_a_transfer(comm, how):
+    """A message lies in the adopted memory until its receiver has copied it from there."""
+    array, adoption = adopt(comm)
+    other = 1 - comm.rank
+    if comm.rank == 0:
+        transfer = getattr(comm, how)(array, other)
+        with pytest.raises(RuntimeError, match="under way"):
+            adoption.release()
+        comm.barrier()
+        if how == "isend":
+            del adoption
+        comm.empty(3)  # gives back what was dropped, but not what is being sent
+        transfer.wait()
+    else:
+        comm.barrier()
+        comm.empty(3)
+        message = np.zeros_like(array)
+        if how == "isend":
+            comm.recv(message, other)
+        else:
+            comm.send(array, other)
+        adoption.release()
+    if how == "isend":
+        return None if comm.rank == 0 else set(message.tolist())
+    comm.barrier()
+    if comm.rank == 0:
+        adoption.release()
+    return set(array.tolist())
+
+
+@pytest.mark.parametrize(("how", "results"), [("isend", [None, {1}]), ("irecv", [{2}, {2}])])
+def test_memory_in_a_transfer_is_not_released(world_of, how, results):
+    assert world_of(2)(release_during_a_transfer, how) == results
+
+
 def release_early(comm, refused_path):
     array, adoption = adopt(comm)
     numbers = array.view("f4")
