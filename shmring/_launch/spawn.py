@@ -327,7 +327,12 @@ class _Reporter:
     def __init__(self, connection: Connection, rank: int) -> None:
         self._fd = connection.fileno()
         self._rank = rank
+        self._pid = os.getpid()
         self._done = False
+
+    def is_of_this_process(self) -> bool:
+        """Return whether this is the rank's process, and not a child that the rank has forked."""
+        return os.getpid() == self._pid
 
     def returned(self, result: Any) -> None:
         try:
@@ -344,6 +349,8 @@ class _Reporter:
 
     def _send(self, kind: int, body: bytes) -> None:
         self._done = True
+        if not self.is_of_this_process():
+            return  # the outcome of a forked child is not the rank's
         for part in (_head(kind, body)[len(_MARK) :], body):
             rest = memoryview(part)
             while rest:
@@ -371,6 +378,8 @@ def _run_rank(ticket: _Ticket, connection: Connection) -> None:
                     reporter.raised(error)
                     raise
         except BaseException as error:  # multiprocessing must not print it: spawn raises it
+            if not reporter.is_of_this_process():
+                raise
             reporter.raised(error)
     connection.close()
 

@@ -288,6 +288,23 @@ def test_children_are_no_failures(world_of, child):
     assert world_of(3)(call_beside, child) == [(0, 1.0)] * 3
 
 
+def fork_a_child_that_leaves(comm, how):
+    """The child leaves the function that spawn runs. Return its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        if how == "exit":
+            sys.exit(3)
+        return "the child's"
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    comm.barrier()
+    return code
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("return", 0)])
+def test_what_a_forked_child_returns_is_not_its_ranks(how, code):
+    assert shmring.spawn(fork_a_child_that_leaves, 2, args=(how,), method="fork", timeout=30) == [code] * 2
+
+
 def join_in_a_thread_that_ends(world, rank, answers):
     comms = []
     thread = threading.Thread(target=lambda: comms.append(shmring.init(world, rank=rank, timeout=20)))
