@@ -1098,7 +1098,7 @@ cdef class Work(Issued):
                 raise
         else:
             if not finished:
-                raise TimeoutError(f"the call is not finished after {timeout:g} s; it goes on")
+                raise TimeoutError(f"the call is not finished after {float(timeout):g} s; it goes on")
         if self.refusal is not None:
             raise self.refusal
 

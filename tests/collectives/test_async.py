@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import weakref
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def wait_briefly(comm, folder):
     timeouts = 0
     while True:
         try:
-            work.wait(0.02)
+            work.wait(Fraction(1, 50))
             break
         except shmring.Error:  # a Timeout of the call would be one
             raise
