@@ -670,11 +670,11 @@ cdef class Arena:
 
     @property
     def nbytes(self):
-        return self.handler.arena.npages * <size_t> SR_PAGE
+        return 0 if self.handler == NULL else self.handler.arena.npages * <size_t> SR_PAGE
 
     @property
     def used_nbytes(self):
-        return self.handler.arena.used_pages * <size_t> SR_PAGE
+        return 0 if self.handler == NULL else self.handler.arena.used_pages * <size_t> SR_PAGE
 
     def __repr__(self):
         return f"<shmring.Arena of {size_text(self.nbytes)}, {size_text(self.used_nbytes)} in use>"

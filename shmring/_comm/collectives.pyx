@@ -7,6 +7,7 @@ import operator
 import os
 from types import GenericAlias
 
+cimport cython
 from cpython.complex cimport PyComplex_Check
 from cpython.float cimport PyFloat_Check
 from cpython.long cimport PyLong_Check
@@ -971,6 +972,7 @@ cdef class Plan:
         self.run()
         return self.result
 
+    @cython.nonecheck(True)   # Plan.__new__ alone makes a plan without a communicator
     cdef int run(self) except -1:
         if self.blocks_version != self.comm.engine.blocks_version:
             self.find_shared_again()
@@ -983,6 +985,7 @@ cdef class Plan:
         self.comm.find_shared(&self.c)
         return 0
 
+    @cython.nonecheck(True)
     cdef Work issue(self):
         cdef Work work = self.comm.new_work()
         if self.blocks_version != self.comm.engine.blocks_version:
@@ -1074,6 +1077,7 @@ cdef class Work(Issued):
     def __init__(self, *_, **__):
         raise TypeError("a Work is made by a collective with async_op=True")
 
+    @cython.nonecheck(True)   # Work.__new__ alone makes a Work without an engine
     def wait(self, timeout=None):
         """Block until the call is finished.
 
@@ -1108,6 +1112,7 @@ cdef class Work(Issued):
             self.wait()
         return 0
 
+    @cython.nonecheck(True)
     def done(self):
         """Return whether the call is finished, successfully or not.
 
@@ -1139,6 +1144,7 @@ cdef class Work(Issued):
         self.wait(timeout)
         return self.answer if self.number is None else number_of(self.number, self.number_type)
 
+    @cython.nonecheck(True)
     def fileno(self):
         """Return a file descriptor that becomes readable when the call is finished, as for `select`.
 
@@ -1171,6 +1177,7 @@ cdef class Work(Issued):
     def __reduce__(self):
         raise TypeError("a Work belongs to its process")
 
+    @cython.nonecheck(True)
     def __repr__(self):
         progress = "under way"
         if is_finished(self.engine.queue, &self.task):

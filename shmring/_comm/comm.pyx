@@ -86,11 +86,13 @@ cdef class Comm(Messages):
     3
     """
 
-    def __init__(self, Engine engine=None, local_sockets=None, segment=None, int fd=-1, settings=None, place=None,
-                 internode=None, parent_ranks=None, Comm parent=None, epoch=0):
-        if engine is None:
+    def __cinit__(self, Engine engine=None, *_, **__):
+        if engine is None:   # not in __init__, which a subclass may replace: methods access the engine without a check
             raise TypeError("a Comm is made by shmring.init() or shmring.spawn(), and by split(), group(), dup() and "
                             "shrink() of another Comm")
+
+    def __init__(self, Engine engine=None, local_sockets=None, segment=None, int fd=-1, settings=None, place=None,
+                 internode=None, parent_ranks=None, Comm parent=None, epoch=0):
         # Take ownership first: from here on `close` releases everything, whatever raises.
         self.engine = engine
         self.fd = fd
@@ -1126,7 +1128,7 @@ cdef class Comm(Messages):
         ...     print("closed")
         closed
         """
-        if self.engine is None or self.engine.closed_because is not None:   # None: __init__ has raised
+        if self.engine is None or self.engine.closed_because is not None:   # None: __cinit__ has raised
             return
         self.engine.finish_issued()
         if self.engine.closed_because is not None:   # by another thread

@@ -818,6 +818,7 @@ cdef class Transfer(PendingMessage):
     def __init__(self):
         raise TypeError("a transfer is made by isend or irecv")
 
+    @cython.nonecheck(True)   # Transfer.__new__ alone makes one without a communicator
     def done(self):
         """Advance the transfer without blocking, and return whether it is complete.
 
@@ -841,6 +842,7 @@ cdef class Transfer(PendingMessage):
             return is_complete
         return True
 
+    @cython.nonecheck(True)
     def wait(self, timeout=None):
         """Block until the transfer is complete.
 
@@ -891,6 +893,7 @@ cdef class Transfer(PendingMessage):
         """
         return self.wait(timeout)
 
+    @cython.nonecheck(True)
     def cancel(self):
         """Withdraw a receive that has not matched a message, and return whether it is withdrawn.
 

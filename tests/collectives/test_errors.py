@@ -245,3 +245,26 @@ def test_a_mistake_that_all_make_is_the_same_error_on_all(world_of, tmp_path):
     for error in world_of(2).outcomes(give_a_list, tmp_path / "left"):
         assert isinstance(error, TypeError)
         assert "np.asarray" in str(error)
+
+
+class CommWithoutInit(shmring.Comm):
+    """A subclass that does not call __init__ of its base."""
+
+    def __init__(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: CommWithoutInit().barrier(),
+        lambda: CommWithoutInit("other").barrier(),
+        lambda: shmring.Work.__new__(shmring.Work).wait(),
+        lambda: shmring.Work.__new__(shmring.Work).done(),
+        lambda: shmring.Transfer.__new__(shmring.Transfer).done(),
+        lambda: shmring.Plan.__new__(shmring.Plan)(),
+    ],
+)
+def test_an_object_without_a_communicator_raises(call):
+    with pytest.raises((TypeError, AttributeError)):
+        call()
