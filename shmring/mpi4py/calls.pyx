@@ -13,7 +13,7 @@ from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
 )
 from .messages cimport (
-    WILD_TAG, ANY_PEER, Data, Handle, MOST_TAG, NO_PEER, Status, data_of, index_of, new_handle,
+    WILD_TAG, ANY_PEER, Data, Handle, MOST_TAG, NO_PEER, Status, data_of, index_of, new_handle, without_gaps,
 )
 
 import functools
@@ -353,10 +353,10 @@ cdef int run_at_once(Context context, int kind, object x, object root) except -1
     return 0
 
 
-# Return the bytes of a broadcast; refuse it if an argument is wrong.
-cdef object broadcast_bytes(Context context, object buf, object root):
+# Return the memory of a broadcast; refuse it if an argument is wrong.
+cdef Data broadcast_data(Context context, object buf, object root):
     try:
-        return data_of(buf, context.rank != context.root_of(root)).moved()
+        return data_of(buf, context.rank != context.root_of(root))
     except Exception:
         context.opened().engine.refuse(BROADCAST)
         raise
@@ -369,7 +369,10 @@ cdef Call collective(Context context, int kind, object send, object recv, object
     try:
         call.root = context.root_of(root)
         if kind == BROADCAST:
-            call.x = data_of(recv, context.rank != call.root).moved()
+            receive_into(call, data_of(recv, context.rank != call.root))
+            call.x, call.out = call.out, None
+            if context.rank == call.root:
+                call.finish = None
         elif kind <= EXSCAN and kind != BARRIER and op is not None:
             return reduction(call, send, recv, op)
         elif kind != BARRIER:
@@ -385,6 +388,13 @@ cdef inline bint is_in_place(object spec) noexcept:
     return spec is None or spec is IN_PLACE
 
 
+# Let a collective write to memory, and copy items with gaps back to their places.
+cdef object receive_into(Collective call, Data data):
+    call.out = data.moved()
+    if data.copies is not None:
+        call.finish = data.restore
+
+
 cdef int movement(Collective call, object send, object recv) except -1:
     cdef Context context = call.context
     cdef int size = context.size
@@ -396,13 +406,14 @@ cdef int movement(Collective call, object send, object recv) except -1:
         if is_split:
             data = data_of(send, False, size)
             call.x = data.moved()
-            call.out = data.block(call.root) if is_in_place(recv) else data_of(recv, True).moved()
-        else:
-            call.out = data_of(recv, True).moved()
+            if is_in_place(recv):
+                call.out = data.block(call.root)
+                return 0
+        receive_into(call, data_of(recv, True))
         return 0
     if is_joined:
         data = data_of(recv, True, size)
-        call.out = data.moved()
+        receive_into(call, data)
         if is_in_place(send):
             call.x = call.out if is_split else data.block(context.rank)
             return 0
@@ -427,6 +438,8 @@ cdef object reduction(Collective call, object send, object recv, object op):
             raise ValueError(f"{given.type.name} is sent, {taken.type.name} received; both must be one datatype")
         if given.count != taken.count:
             raise ValueError(f"{given.count} items are sent, {taken.count} received; both must be one count")
+    without_gaps(given)
+    without_gaps(taken)
     name = (<Handle?> op)._ref.name
     if name not in given.type.ops:
         return op._ref.fold_call(context, call.kind, call.root, given, taken, blocks)
@@ -499,9 +512,13 @@ cdef Call nothing(Context context):
 # Fill in the call. For PROC_NULL, return a call that does nothing; its message may be anything.
 cdef Call directed(Directed call, Context context, object buf, object rank, object tag, bint is_send):
     cdef int peer = context.peer(rank, tag, is_send)
+    cdef Data data
     if peer == NO_RANK:
         return nothing(context)
-    call.context, call.x, call.peer, call.tag = context, data_of(buf, not is_send).moved(), peer, tag
+    data = data_of(buf, not is_send)
+    call.context, call.x, call.peer, call.tag = context, data.moved(), peer, tag
+    if data.copies is not None and not is_send:
+        call.finish = data.restore
     return call
 
 
@@ -561,6 +578,8 @@ cdef class Caller(Handle):
             context.opened().recv_bytes(data.data, data.nbytes(), peer, index_of(tag), &envelope)
         except Error as error:
             raise context.failure(None, error) from error
+        if data.copies is not None:
+            data.restore()
         if status is not None:
             status.set(envelope.source, envelope.tag, envelope.nbytes)
 
@@ -579,7 +598,10 @@ cdef class Caller(Handle):
     def Bcast(self, buf, root=0):
         """Copy the root's message to all ranks."""
         cdef Context context = context_of(self)
-        run_at_once(context, BROADCAST, broadcast_bytes(context, buf, root), root)
+        cdef Data data = broadcast_data(context, buf, root)
+        run_at_once(context, BROADCAST, data.moved(), root)
+        if data.copies is not None and context.rank != root:
+            data.restore()
 
     def Allreduce(self, sendbuf, recvbuf, op=None):
         """Combine the messages of all ranks; every rank gets the result."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from .calls import Call, Kind
 from .forms import add_forms
-from .messages import IN_PLACE, handle, simple, typed_pieces, vector
+from .messages import IN_PLACE, handle, simple, simple_with_gaps, typed_pieces, vector
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
 from .types import Datatype
@@ -21,10 +21,14 @@ def _is_in_place(spec: Any) -> bool:
 
 
 class VectorCall(Call):
-    """A collective of shmring whose pieces differ in length: a method, and its arguments."""
+    """A collective of shmring whose pieces differ in length: a method, and its arguments.
 
-    def __init__(self, context: Any, name: str, *arguments: Any, **keywords: Any) -> None:
+    `taken` is the memory to which this rank receives, or None.
+    """
+
+    def __init__(self, taken: Any, context: Any, name: str, *arguments: Any, **keywords: Any) -> None:
         self.context, self.name, self.arguments, self.keywords = context, name, arguments, keywords
+        self.finish = taken and taken.finish
 
     def perform(self) -> None:
         """Run it."""
@@ -134,11 +138,11 @@ class Collectives(PointToPoint):
         return self._refusing("gather", self._gatherv, sendbuf, recvbuf, root)
 
     def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
-        pieces = None
+        data, pieces = None, None
         if self._root(root) == self._ref.rank:
-            _, pieces = vector(recvbuf, True, self._ref.size)
-        x = pieces[root] if pieces and _is_in_place(sendbuf) else simple(sendbuf, False).bytes
-        return VectorCall(self._ref, "gather_v", x, root, out=pieces)
+            data, pieces = vector(recvbuf, True, self._ref.size)
+        x = pieces[root] if pieces and _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
+        return VectorCall(data, self._ref, "gather_v", x, root, out=pieces)
 
     def _prepare_Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Give each rank its part of the root's message, of different lengths."""
@@ -149,35 +153,36 @@ class Collectives(PointToPoint):
         if self._root(root) == self._ref.rank:
             _, pieces = vector(sendbuf, False, self._ref.size)
         if pieces and _is_in_place(recvbuf):
-            return VectorCall(self._ref, "scatter_v", pieces, root)
-        return VectorCall(self._ref, "scatter_v", pieces, root, out=simple(recvbuf, True).bytes)
+            return VectorCall(None, self._ref, "scatter_v", pieces, root)
+        taken = simple_with_gaps(recvbuf, True)
+        return VectorCall(taken, self._ref, "scatter_v", pieces, root, out=taken.bytes)
 
     def _prepare_Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Collect the messages of all ranks, of different lengths, on each rank."""
         return self._refusing("all_gather", self._allgatherv, sendbuf, recvbuf)
 
     def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
-        _, pieces = vector(recvbuf, True, self._ref.size)
-        x = pieces[self._ref.rank] if _is_in_place(sendbuf) else simple(sendbuf, False).bytes
-        return VectorCall(self._ref, "all_gather_v", x, out=pieces)
+        data, pieces = vector(recvbuf, True, self._ref.size)
+        x = pieces[self._ref.rank] if _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
+        return VectorCall(data, self._ref, "all_gather_v", x, out=pieces)
 
     def _prepare_Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length."""
         return self._refusing("all_to_all", self._alltoallv, sendbuf, recvbuf)
 
     def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
-        _, taken = vector(recvbuf, True, self._ref.size)
+        data, taken = vector(recvbuf, True, self._ref.size)
         given = taken if _is_in_place(sendbuf) else vector(sendbuf, False, self._ref.size)[1]
-        return VectorCall(self._ref, "all_to_all_v", given, out=taken)
+        return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
     def _prepare_Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length and datatype."""
         return self._refusing("all_to_all", self._alltoallw, sendbuf, recvbuf)
 
     def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
-        taken = typed_pieces(recvbuf, True, self._ref.size)
-        given = taken if _is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)
-        return VectorCall(self._ref, "all_to_all_v", given, out=taken)
+        data, taken = typed_pieces(recvbuf, True, self._ref.size)
+        given = taken if _is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)[1]
+        return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
     def _root(self, root: int) -> int:
         return int(self._check_root(root))

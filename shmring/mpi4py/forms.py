@@ -7,8 +7,44 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .calls import Call
+from .messages import has_gaps
+
 _Class = TypeVar("_Class", bound=type)
 _PREFIX = "_prepare_"
+
+
+class Again(Call):
+    """A persistent call of items with gaps, which are copied each time: each start prepares it anew."""
+
+    def __init__(self, call: Call, prepare: Callable[[], Call]) -> None:
+        self.context, self.call, self.prepare, self.empty = call.context, call, prepare, call.empty
+
+    def begin(self) -> Any:
+        """Begin the call."""
+        self.call = self.prepare()
+        return self.call.begin()
+
+    def begin_beside_threads(self) -> Any:
+        """Begin the call while there are other threads."""
+        self.call = self.prepare()
+        return self.call.begin_beside_threads()
+
+    def is_done_beside_threads(self, work: Any) -> bool:
+        """Return whether the call is complete."""
+        return bool(self.call.is_done_beside_threads(work))
+
+    def wait_beside_threads(self, work: Any) -> Any:
+        """Wait until the call is complete."""
+        return self.call.wait_beside_threads(work)
+
+    def cancel(self, work: Any) -> bool:
+        """Cancel the call, where it can be cancelled."""
+        return bool(self.call.cancel(work))
+
+    def conclude(self) -> Any:
+        """Do what is left when the call is complete."""
+        return self.call.conclude()
 
 
 def add_forms(cls: _Class) -> _Class:
@@ -34,7 +70,10 @@ def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[...,
         return prepare(self, *args, **keywords).issue()
 
     def persist(self: Any, *args: Any, info: Any = None, **keywords: Any) -> Any:
-        return prepare(self, *args[:most], **keywords).persist()
+        call = prepare(self, *args[:most], **keywords)
+        if any(map(has_gaps, [*args, *keywords.values()])):
+            call = Again(call, functools.partial(prepare, self, *args[:most], **keywords))
+        return call.persist()
 
     doc = prepare.__doc__ or ""
     return {

@@ -47,6 +47,10 @@ cdef class TypeInfo:
     cdef readonly cnp.dtype dtype
     cdef readonly str constant, letter, code
     cdef readonly object ops      # names of the reductions that shmring has for the dtype
+    cdef readonly object made     # how the program made it: combiner, datatype, arguments; None: predefined
+    cdef readonly object layout   # places of its bytes; None: predefined
+    cdef readonly bint has_gaps   # its bytes are copied to contiguous memory to be sent, and back when received
+    cdef readonly TypeInfo packed   # of items in that memory
     cdef public object name, attributes
     cdef object __weakref__
 
@@ -68,6 +72,7 @@ cdef class Data:
     cdef int blocks
     cdef readonly bint readonly
     cdef readonly TypeInfo type
+    cdef list copies             # of items with gaps: (layout, the memory with the items, the copy, the count)
 
     cdef Py_ssize_t nbytes(self) noexcept
     cdef object moved(self)
@@ -76,10 +81,15 @@ cdef class Data:
     cdef object reduced_block(self, int number)
     cdef int take(self, object given, object datatype, bint is_written) except -1
     cdef int place(self, object count, object displ, int blocks) except -1
+    cdef int place_copy(self, object count, object displ, int blocks) except -1
+    cdef object copy_of(self, Py_ssize_t displ, Py_ssize_t count, TypeInfo info)
+    cdef object stretch(self, Py_ssize_t begin, Py_ssize_t end)
+    cdef bint has_bytes(self, Py_ssize_t begin, Py_ssize_t end) except -1
 
 
 cdef object new_handle(object cls, object ref)   # of a class of handles
 cdef Data data_of(object spec, bint is_written, int blocks=*)
+cdef Data without_gaps(Data data)
 cdef cnp.ndarray bytes_at(char *data, Py_ssize_t count, object owner, bint readonly)
 
 

@@ -324,9 +324,15 @@ cdef class Handle:
 cdef class TypeInfo:
     """A datatype: its size, the distance of two items in memory, and the dtype that NumPy has for it."""
 
-    def __init__(self, size, dtype, constant, letter, code, name, ops):
+    def __init__(self, size, dtype, constant, letter, code, name, ops, made=None, layout=None):
         self.size, self.extent, self.dtype = size, dtype.itemsize, dtype
         self.constant, self.letter, self.code, self.name, self.ops = constant, letter, code, name, ops
+        self.made, self.layout = made, layout
+        if layout is not None and (
+                not layout.is_dense or layout.offsets[0] or layout.lb or dtype.itemsize < layout.nbytes):
+            self.has_gaps, self.extent = True, layout.extent
+            self.packed = TypeInfo(layout.nbytes, U8, constant, letter, code, name, ops)
+            self.packed.extent = layout.nbytes
 
 
 cdef class Status:
@@ -369,17 +375,23 @@ cdef class Status:
     def Get_count(self, datatype=None):
         """Return the number of items of a datatype in the message; UNDEFINED if it is no whole number."""
         cdef TypeInfo info = type_of(byte_type if datatype is None else datatype)
-        return self.nbytes // info.extent if self.nbytes % info.extent == 0 else UNDEFINED
+        cdef Py_ssize_t nbytes = info.packed.extent if info.has_gaps else info.extent
+        if nbytes == 0:
+            return UNDEFINED if self.nbytes else 0
+        return self.nbytes // nbytes if self.nbytes % nbytes == 0 else UNDEFINED
 
     def Get_elements(self, datatype):
         """Return the number of basic elements of a datatype in the message."""
         cdef TypeInfo info = type_of(datatype)
-        return self.Get_count(datatype) * elements_of(info)
+        count = self.Get_count(datatype)
+        if count == UNDEFINED and info.layout is not None and info.layout.basic:
+            return self.nbytes // info.layout.basic if self.nbytes % info.layout.basic == 0 else UNDEFINED
+        return count if count == UNDEFINED else count * elements_of(info)
 
     def Set_elements(self, datatype, count):
         """Set the number of elements."""
         cdef TypeInfo info = type_of(datatype)
-        self.nbytes = index_of(count) * info.extent // elements_of(info)
+        self.nbytes = index_of(count) * (info.packed.extent if info.has_gaps else info.extent) // elements_of(info)
 
     def tomemory(self):
         """Return the fields as integers in memory, which may be changed."""
@@ -443,7 +455,9 @@ cdef class Status:
 
 
 # Return the number of basic elements of an item: 2 for a pair.
-cdef int elements_of(TypeInfo info) except -1:
+cdef Py_ssize_t elements_of(TypeInfo info) except -1:
+    if info.layout is not None:
+        return info.layout.elements or 1
     cdef object dtype = info.dtype   # NumPy's declarations in Cython fail for a dtype without names
     return len(dtype.names or (None,))
 
@@ -508,6 +522,25 @@ cdef class Data:
         return view_of(self.data + number * self.count * self.type.extent, self.count, self.type.dtype, self.owner,
                        self.readonly)
 
+    # Return a copy of the bytes of `count` items with gaps, the first of them at byte `displ`; note it for `restore`.
+    cdef object copy_of(self, Py_ssize_t displ, Py_ssize_t count, TypeInfo info):
+        begin, end = info.layout.bounds(count)
+        region = self.stretch(displ + begin, displ + end)
+        copy = info.layout.gather(region, count)
+        if self.copies is None:
+            self.copies = []
+        self.copies.append((info.layout, region, copy, count))
+        return copy
+
+    def restore(self):
+        """Copy items back to their places in the caller's memory, when they have been received."""
+        for layout, region, copy, count in self.copies:
+            layout.scatter(copy, region, count)
+
+    @property
+    def finish(self):
+        return None if self.copies is None else self.restore
+
     @property
     def bytes(self):
         return self.moved()
@@ -518,9 +551,30 @@ cdef class Data:
 
     def part(self, Py_ssize_t displ, Py_ssize_t nbytes):
         """Return `nbytes` bytes from byte `displ` on, as an array."""
-        if displ < 0 or nbytes < 0 or displ + nbytes > self.length:
+        if nbytes < 0:
             raise ValueError(f"{nbytes} bytes at byte {displ} are not in the buffer, which has {self.length}")
-        return view_of(self.data + displ, nbytes, U8, self.owner, self.readonly)
+        return self.stretch(displ, displ + nbytes)
+
+    # Return the bytes of the buffer between two places as an array.
+    cdef object stretch(self, Py_ssize_t begin, Py_ssize_t end):
+        if (begin < 0 or end > self.length) and not self.has_bytes(begin, end):
+            raise ValueError(f"{end - begin} bytes at byte {begin} are not in the buffer, which has {self.length}")
+        return view_of(self.data + begin, end - begin, U8, self.owner, self.readonly)
+
+    # Return whether there is memory beyond the buffer: the array that it is a part of, or any at an address without
+    # a length, as BOTTOM is.
+    cdef bint has_bytes(self, Py_ssize_t begin, Py_ssize_t end) except -1:
+        cdef uintptr_t first = <uintptr_t> self.data + begin
+        cdef object array = self.owner
+        if array is None or isinstance(array, buffer) and (<buffer> array).source is None and self.length == 0 and (
+                self.data != NULL):
+            if end > begin:
+                device_arrays.check_readable(first, end - begin)
+            return True
+        while cnp.PyArray_CheckExact(array) and cnp.PyArray_CheckExact((<cnp.ndarray> array).base):
+            array = (<cnp.ndarray> array).base
+        return array is not self.owner and array.flags.forc and array.ctypes.data <= first and (
+            first + (end - begin) <= array.ctypes.data + array.nbytes)
 
     # Take the memory; set the type to that of the memory unless one is given.
     cdef int take(self, object given, object datatype, bint is_written) except -1:
@@ -553,6 +607,8 @@ cdef class Data:
     cdef int place(self, object count, object displ, int blocks) except -1:
         cdef Py_ssize_t extent = self.type.extent, items, first
         self.blocks = blocks
+        if self.type.has_gaps:
+            return self.place_copy(count, displ, blocks)
         if displ is not None:
             first = index_of(displ)
             if first < 0 or first > self.length // extent:
@@ -566,7 +622,8 @@ cdef class Data:
             self.count = self.length // extent // blocks
         else:
             items = index_of(count)
-            if items < 0 or items > self.length // extent // blocks:
+            if items < 0 or items > self.length // extent // blocks and not (
+                    self.length == 0 and self.owner is not None and self.has_bytes(0, items * blocks * extent)):
                 raise ValueError(f"the count is {items}; the buffer has {self.length // extent} items" +
                                  (f" for {blocks} ranks" if blocks > 1 else ""))
             self.count = items
@@ -575,6 +632,28 @@ cdef class Data:
                 (<cnp.ndarray> self.owner).dtype is self.type.dtype):
             self.whole = self.owner
         return 0
+
+    # As `place`, for a type with gaps. From here on this is the memory of the copy.
+    cdef int place_copy(self, object count, object displ, int blocks) except -1:
+        cdef Py_ssize_t extent = self.type.extent, first = 0 if displ is None else index_of(displ) * extent
+        cdef cnp.ndarray copy
+        if count is not None:
+            self.count = index_of(count)
+        elif self.owner is not None:
+            self.count = whole_count(self.length - first, extent * blocks)
+        if self.count < 0:
+            raise ValueError(f"the count is {self.count}; it must not be negative")
+        copy = self.copy_of(first, self.count * blocks, self.type)
+        self.owner, self.data, self.length = copy, <char *> cnp.PyArray_DATA(copy), cnp.PyArray_NBYTES(copy)
+        self.readonly, self.type = False, self.type.packed
+        return 0
+
+
+# Return how many items there are in memory, of which items take `nbytes` each.
+cdef Py_ssize_t whole_count(Py_ssize_t length, Py_ssize_t nbytes) except -1:
+    if length < 0 or nbytes <= 0 or length % nbytes:
+        raise ValueError(f"the buffer has {length} bytes, not a multiple of {nbytes}: give the count")
+    return length // nbytes
 
 
 cdef TypeInfo resolved(object datatype):
@@ -640,8 +719,33 @@ cdef Data data_of(object spec, bint is_written, int blocks=1):
 
 
 def simple(object spec, bint is_written, int blocks=1):
-    """Return the `Data` of a specification with one count."""
+    """Return the `Data` of a specification with one count. Its items have no gaps."""
+    return without_gaps(data_of(spec, is_written, blocks))
+
+
+def simple_with_gaps(object spec, bint is_written, int blocks=1):
+    """As `simple`, for calls that use `finish` where they receive. The items may have gaps."""
     return data_of(spec, is_written, blocks)
+
+
+# Refuse items with gaps, for calls that work on the items where they are.
+cdef Data without_gaps(Data data):
+    if data is not None and data.copies is not None:
+        raise errors.refuse("reductions and one-sided operations on datatypes with gaps",
+                            "copy the part to a contiguous array")
+    return data
+
+
+def has_gaps(object spec):
+    """Return whether a specification names a datatype with gaps, or a list of datatypes with one."""
+    if not isinstance(spec, (list, tuple)) or not spec:
+        return False
+    last = spec[len(spec) - 1]
+    for datatype in last if isinstance(last, (list, tuple)) else (last, ):
+        if isinstance(datatype, Handle) and isinstance((<Handle> datatype)._ref, TypeInfo) and (
+                (<TypeInfo> (<Handle> datatype)._ref).has_gaps):
+            return True
+    return False
 
 
 def vector(spec, bint is_written, int blocks):
@@ -652,7 +756,7 @@ def vector(spec, bint is_written, int blocks):
     data.take(buf, datatype, is_written)
     extent = data.type.extent
     if counts is None:
-        if data.length % (extent * blocks):
+        if extent <= 0 or data.length % (extent * blocks):
             raise ValueError(f"the buffer has {data.length} bytes, not a multiple of {blocks} blocks of items of "
                              f"{extent} bytes")
         counts = data.length // extent // blocks
@@ -666,7 +770,10 @@ def vector(spec, bint is_written, int blocks):
         displs = numbers_of(displs, blocks, is_stride=True)
     pieces = []
     for rank in range(blocks):
-        pieces.append(data.part(displs[rank] * extent, counts[rank] * extent))
+        if data.type.has_gaps:
+            pieces.append(data.copy_of(displs[rank] * extent, counts[rank], data.type))
+        else:
+            pieces.append(data.part(displs[rank] * extent, counts[rank] * extent))
     return data, pieces
 
 
@@ -693,8 +800,9 @@ cdef list numbers_of(object numbers, Py_ssize_t count, bint is_stride=False):
 
 
 def typed_pieces(spec, bint is_written, int blocks):
-    """Return the pieces of a specification with a datatype for each rank, as arrays."""
+    """Return the `Data` of a specification with a datatype for each rank, and its pieces as arrays."""
     cdef Data data = Data.__new__(Data)
+    cdef TypeInfo info
     if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
         raise ValueError("a message with several datatypes is [buf, types] or [buf, counts, displs, types]")
     counts, displs = (spec[1] if len(spec) == 3 else spec[1:3] if len(spec) == 4 else (None, None))
@@ -707,9 +815,14 @@ def typed_pieces(spec, bint is_written, int blocks):
         raise ValueError(f"{len(spec[len(spec) - 1])} datatypes are given for {blocks} ranks")
     pieces = []
     for count, displ, datatype in zip(counts, displs, spec[len(spec) - 1]):
-        nbytes = count * resolved(datatype).extent
-        pieces.append(data.part(displ, nbytes) if spec[0] is not BOTTOM else at_address(displ, nbytes, is_written))
-    return pieces
+        info = resolved(datatype)
+        if info.has_gaps:
+            pieces.append(data.copy_of(displ, count, info))
+        elif spec[0] is BOTTOM:
+            pieces.append(at_address(displ, count * info.extent, is_written))
+        else:
+            pieces.append(data.part(displ, count * info.extent))
+    return data, pieces
 
 
 cdef object at_address(object address, object nbytes, bint is_written):

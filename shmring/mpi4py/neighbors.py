@@ -10,7 +10,7 @@ import numpy as np
 from .calls import MessageCall
 from .constants import INTEGERS
 from .forms import add_forms
-from .messages import simple, typed_pieces, vector
+from .messages import simple_with_gaps, typed_pieces, vector
 from .objects import pickle
 from .point_to_point import PointToPoint, Several
 
@@ -19,9 +19,13 @@ _LIBRARY = 1  # the context of these messages: receives of the program with wild
 
 
 class NeighborCall(MessageCall):
-    """Messages along all edges of this rank, in their order: `sent` goes out, `received` comes in."""
+    """Messages along all edges of this rank, in their order: `sent` goes out, `received` comes in.
 
-    def __init__(self, context: Any, sent: Sequence[Any], received: Sequence[Any]) -> None:
+    `taken` is the memory of the latter, if the program gave it.
+    """
+
+    def __init__(self, context: Any, sent: Sequence[Any], received: Sequence[Any], taken: Any = None) -> None:
+        self.finish = taken and taken.finish
         self.context, topology = context, context.topology
         sources, destinations = topology.edges()
         self.sent = [
@@ -61,31 +65,34 @@ class Neighbors(PointToPoint):
     def _prepare_Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send one message to all out-neighbours, and collect those of the in-neighbours."""
         indegree, outdegree = self._degrees()
-        sent = [simple(sendbuf, False).bytes] * outdegree
-        return NeighborCall(self._ref, sent, _blocks(recvbuf, True, indegree))
+        sent = [simple_with_gaps(sendbuf, False).bytes] * outdegree
+        taken, received = _blocks(recvbuf, True, indegree)
+        return NeighborCall(self._ref, sent, received, taken)
 
     def _prepare_Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send one message to all out-neighbours, and collect the in-neighbours'; the lengths differ."""
         indegree, outdegree = self._degrees()
-        sent = [simple(sendbuf, False).bytes] * outdegree
-        return NeighborCall(self._ref, sent, _pieces(recvbuf, True, indegree))
+        sent = [simple_with_gaps(sendbuf, False).bytes] * outdegree
+        taken, received = _pieces(recvbuf, True, indegree)
+        return NeighborCall(self._ref, sent, received, taken)
 
     def _prepare_Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send each out-neighbour its part of the message, and collect those of the in-neighbours."""
         indegree, outdegree = self._degrees()
-        return NeighborCall(self._ref, _blocks(sendbuf, False, outdegree), _blocks(recvbuf, True, indegree))
+        taken, received = _blocks(recvbuf, True, indegree)
+        return NeighborCall(self._ref, _blocks(sendbuf, False, outdegree)[1], received, taken)
 
     def _prepare_Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send each out-neighbour its part, and collect the in-neighbours'; the parts differ in length."""
         indegree, outdegree = self._degrees()
-        return NeighborCall(self._ref, _pieces(sendbuf, False, outdegree), _pieces(recvbuf, True, indegree))
+        taken, received = _pieces(recvbuf, True, indegree)
+        return NeighborCall(self._ref, _pieces(sendbuf, False, outdegree)[1], received, taken)
 
     def _prepare_Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send each out-neighbour its part, and collect the in-neighbours'; the parts differ in datatype."""
         indegree, outdegree = self._degrees()
-        return NeighborCall(
-            self._ref, typed_pieces(sendbuf, False, outdegree), typed_pieces(recvbuf, True, indegree)
-        )
+        taken, received = typed_pieces(recvbuf, True, indegree)
+        return NeighborCall(self._ref, typed_pieces(sendbuf, False, outdegree)[1], received, taken)
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all out-neighbours, and return the in-neighbours'; None where there is none."""
@@ -109,16 +116,15 @@ class Neighbors(PointToPoint):
         return [pickle.loads(x) if x.nbytes else None for x in received]
 
 
-def _blocks(spec: Any, is_written: bool, count: int) -> list[Any]:
-    """Return the `count` equal parts of a message, as arrays."""
+def _blocks(spec: Any, is_written: bool, count: int) -> tuple[Any, list[Any]]:
+    """Return the memory of a message, and its `count` equal parts as arrays."""
     if count == 0:
-        return []
-    data = simple(spec, is_written, count)
+        return None, []
+    data = simple_with_gaps(spec, is_written, count)
     nbytes = data.count * data.type.extent
-    return [data.part(place * nbytes, nbytes) for place in range(count)]
+    return data, [data.part(place * nbytes, nbytes) for place in range(count)]
 
 
-def _pieces(spec: Any, is_written: bool, count: int) -> list[Any]:
-    """Return the `count` parts of a message that differ in length, as arrays."""
-    found: list[Any] = vector(spec, is_written, count)[1] if count else []
-    return found
+def _pieces(spec: Any, is_written: bool, count: int) -> tuple[Any, list[Any]]:
+    """Return the memory of a message, and its `count` parts, which differ in length, as arrays."""
+    return vector(spec, is_written, count) if count else (None, [])

@@ -48,8 +48,10 @@ class OpInfo:
         if not self.is_predefined or self.name in ("replace", "no_op"):
             return
         dtype, takes_pairs = datatype._info().dtype, self.name in ("minloc", "maxloc")
-        if dtype.kind in "SU" or takes_pairs != (dtype.names is not None):
-            raise errors.Exception(errors.ERR_OP, f"{self.name} is not defined for {datatype.name}")
+        is_derived = dtype.kind == "V" and dtype.names is None
+        if is_derived or dtype.kind in "SU" or takes_pairs != (dtype.names is not None):
+            name = datatype.name or "a datatype that the program made"
+            raise errors.Exception(errors.ERR_OP, f"{self.name} is not defined for {name}")
 
     def fold_call(self, context: Any, kind: int, root: int, given: Any, *arguments: Any) -> FoldCall:
         """Return the reduction that gathers the arrays of the ranks, and combines them on each of them."""

@@ -12,7 +12,7 @@ from . import errors, handles
 from .calls import Call, MessageCall, Pending
 from .constants import INTEGERS
 from .forms import add_forms
-from .messages import BUFFER_AUTOMATIC, Handle, Status, buffer, handle, simple
+from .messages import BUFFER_AUTOMATIC, Handle, Status, buffer, handle, simple_with_gaps
 from .objects import ObjectCaller, pickle
 from .requests import Request
 
@@ -53,6 +53,7 @@ class Exchange(MessageCall):
 
     def __init__(self, context: Any, sent: Call, received: Call) -> None:
         self.context, self.sent, self.received, self.empty = context, sent, received, received.empty
+        self.finish = received.finish
 
     def perform(self) -> Any:
         """Send and receive."""
@@ -191,7 +192,9 @@ class Message(handles.Named, Handle):
         if arrived.message is None:
             call = _receive_from_no_proc()
         else:
-            call = Taking(arrived, simple(buf, True).bytes)
+            room = simple_with_gaps(buf, True)
+            call = Taking(arrived, room.bytes)
+            call.finish = room.finish
         if self is not MESSAGE_NO_PROC:
             self._ref = None
         return call
@@ -305,7 +308,7 @@ class PointToPoint(ObjectCaller):
     ) -> Any:
         """Send a message and receive another one at its place."""
         received = self._receiving(buf, source, recvtag)
-        copy = simple(buf, False).bytes.copy()
+        copy = simple_with_gaps(buf, False).bytes.copy()
         return Exchange(self._ref, self._sending(copy, dest, sendtag), received)
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:

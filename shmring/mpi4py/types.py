@@ -9,7 +9,8 @@ import numpy as np
 from .._core import kernels
 from . import errors, handles
 from .constants import INTEGERS
-from .messages import Handle, TypeInfo, handle, simple
+from .constructors import Constructors, contents_of
+from .messages import Handle, TypeInfo, handle, simple, simple_with_gaps
 
 _BASIC = {  # name in MPI: NumPy's character, and other names
     "PACKED": ("B", ""),
@@ -91,7 +92,7 @@ _MISSING = [
 _MPI_NAMES = {"LONG_LONG": "LONG_LONG_INT", "INT_INT": "2INT"}
 
 
-class Datatype(handles.Named, handles.Attributed, Handle):
+class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
     """A type of the items of a message."""
 
     def _info(self) -> TypeInfo:
@@ -104,26 +105,34 @@ class Datatype(handles.Named, handles.Attributed, Handle):
         return self._info().size
 
     def Get_extent(self) -> tuple[int, int]:
-        """Return the lower bound, which is 0, and the distance of two items in memory."""
-        return 0, self._info().extent
+        """Return the lower bound, and the distance of two items in memory."""
+        info = self._info()
+        return 0 if info.layout is None else info.layout.lb, info.extent
 
-    Get_true_extent = Get_extent
+    def Get_true_extent(self) -> tuple[int, int]:
+        """Return where the bytes of an item begin, and their distance to where they end."""
+        layout = self._info().layout
+        return self.Get_extent() if layout is None else (layout.true_lb, layout.true_ub - layout.true_lb)
+
     size = property(Get_size)
     extent = property(lambda self: self.Get_extent()[1])
-    ub = true_extent = true_ub = extent
-    lb = true_lb = property(lambda self: self.Get_extent()[0])
+    lb = property(lambda self: self.Get_extent()[0])
+    ub = property(lambda self: sum(self.Get_extent()))
+    true_extent = property(lambda self: self.Get_true_extent()[1])
+    true_lb = property(lambda self: self.Get_true_extent()[0])
+    true_ub = property(lambda self: sum(self.Get_true_extent()))
 
     def __reduce__(self) -> Any:
-        if self._ref is not None and self._ref.constant is None:
-            return BY_CODE[self._ref.letter].Dup, ()
+        if self._ref is not None and self._ref.made is not None:
+            base, combiner, arguments = self.decode()
+            return _made_again, (base or type(self), combiner, arguments)
         return super().__reduce__()
 
     def Dup(self) -> Datatype:
         """Return another datatype with the same properties."""
         info = self._info()
-        constant = None
-        new = TypeInfo(info.size, info.dtype, constant, info.letter, info.code, info.name, info.ops)
-        dup = handle(type(self), new)
+        properties = info.size, info.dtype, None, info.letter, info.code, info.name, info.ops
+        dup = handle(type(self), TypeInfo(*properties, ("DUP", info, {}), info.layout))
         handles.copy_attributes(self, dup)
         return dup
 
@@ -135,15 +144,15 @@ class Datatype(handles.Named, handles.Attributed, Handle):
         return self
 
     def Free(self) -> None:
-        """Free a datatype that the program made by `Dup`."""
-        if self._info().constant is not None:
+        """Free a datatype that the program made. Datatypes made of it, and calls that were begun, stay."""
+        if self._info().made is None:
             raise errors.Exception(errors.ERR_TYPE, f"{self.name} is predefined")
         handles.delete_attributes(self)
         self._ref = None
 
     def tocode(self) -> str:
         """Return the code of one character: "i"."""
-        if self._ref is None or self._ref.dtype.names:
+        if self._ref is None or self._ref.letter == "V":
             raise ValueError(f"{self.name} has no code")
         return self._info().letter
 
@@ -166,17 +175,21 @@ class Datatype(handles.Named, handles.Attributed, Handle):
         return "" if self._ref is None else self._ref.letter
 
     def Get_envelope(self) -> tuple[int, int, int, int, int]:
-        """Return the numbers of integers, addresses, counts and datatypes that made it, and how it was "
-        "made."""
-        if self._info().constant is None:
-            return 0, 0, 0, 1, INTEGERS["COMBINER_DUP"]
-        return 0, 0, 0, 0, INTEGERS["COMBINER_NAMED"]
+        """Return the numbers of integers, addresses, counts and datatypes that made it, and the way."""
+        made = self._info().made
+        if made is None:
+            return 0, 0, 0, 0, INTEGERS["COMBINER_NAMED"]
+        integers, addresses, counts, datatypes = self.Get_contents()
+        numbers = len(integers), len(addresses), len(counts), len(datatypes)
+        return *numbers, INTEGERS["COMBINER_" + made[0]]
 
     def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
-        """Return what a duplicate was made of."""
-        if self._info().constant is not None:
+        """Return the integers, addresses, counts and datatypes that made it."""
+        if self._info().made is None:
             raise errors.Exception(errors.ERR_TYPE, "a predefined datatype has no contents")
-        return [], [], [], [BY_CODE[self._info().letter]]
+        base, combiner, arguments = self.decode()
+        integers, addresses = contents_of(combiner, arguments)
+        return integers, addresses, [], arguments.get("datatypes", [base])
 
     envelope = property(Get_envelope)
     contents = property(Get_contents)
@@ -184,9 +197,16 @@ class Datatype(handles.Named, handles.Attributed, Handle):
 
     def decode(self) -> tuple[Datatype, str, dict[str, Any]]:
         """Return the datatype that this one was made of, how, and with which arguments."""
-        if self._info().constant is None:
-            return self.Get_contents()[-1][0], "DUP", {}
-        return self, "NAMED", {}
+        made = self._info().made
+        if made is None:
+            return self, "NAMED", {}
+        combiner, base, arguments = made
+        arguments = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()
+        }
+        if "datatypes" in arguments:
+            arguments["datatypes"] = [handle(type(self), info) for info in arguments["datatypes"]]
+        return handle(type(self), base), combiner, arguments
 
     @property
     def is_named(self) -> bool:
@@ -218,29 +238,39 @@ class Datatype(handles.Named, handles.Attributed, Handle):
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         """Append items to packed memory at a position, and return the position behind them."""
-        source = simple(inbuf, False).bytes
-        nbytes = source.nbytes // self.extent * self.extent
+        source = self._items_in(inbuf, False).bytes
+        nbytes = source.nbytes
         target = simple(outbuf, True).bytes
         if position < 0 or position + nbytes > target.nbytes:
             raise errors.Exception(errors.NUMBERS["ERR_TRUNCATE"], f"{nbytes} bytes do not fit at {position}")
-        target[position : position + nbytes] = source[:nbytes]
+        target[position : position + nbytes] = source
         return position + nbytes
 
     def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
         """Copy items from packed memory at a position, and return the position behind them."""
-        target = simple(outbuf, True).bytes
-        nbytes = target.nbytes // self.extent * self.extent
+        items = self._items_in(outbuf, True)
+        target = items.bytes
+        nbytes = target.nbytes
         source = simple(inbuf, False).bytes
         if position < 0 or position + nbytes > source.nbytes:
             raise errors.Exception(
                 errors.NUMBERS["ERR_TRUNCATE"], f"there are no {nbytes} bytes at {position}"
             )
-        target[:nbytes] = source[position : position + nbytes]
+        target[:] = source[position : position + nbytes]
+        if items.finish is not None:
+            items.finish()
         return position + nbytes
+
+    def _items_in(self, spec: Any, is_written: bool) -> Any:
+        """Return all items of this datatype in a buffer."""
+        memory = simple(spec, is_written).bytes
+        count = memory.nbytes // self.extent if self.extent > 0 else 0
+        return simple_with_gaps([memory, count, self], is_written)
 
     def Pack_size(self, count: int, comm: Any) -> int:
         """Return the number of bytes of `count` packed items."""
-        return count * self.Get_extent()[1]
+        info = self._info()
+        return count * (info.packed if info.has_gaps else info).extent
 
     def Get_name(self) -> str:
         """Return the name."""
@@ -253,33 +283,25 @@ class Datatype(handles.Named, handles.Attributed, Handle):
     name = property(Get_name, Set_name)
 
 
+def _made_again(base: Any, combiner: str, arguments: dict[str, Any]) -> Any:
+    return base.Dup() if combiner == "DUP" else getattr(base, f"Create_{combiner.lower()}")(**arguments)
+
+
 def _refused(name: str) -> Any:
     def method(*_: Any, **__: Any) -> Any:
         raise errors.refuse(
-            f"datatypes made by the program (Datatype.{name})",
-            "copy the part to a contiguous array, and send that",
+            f"datatypes of Fortran's kinds and no format external32 (Datatype.{name})",
+            "use the predefined datatypes, and Pack",
         )
 
-    method.__name__, method.__doc__ = name, "Refused: shmring's MPI has only predefined datatypes."
+    method.__name__, method.__doc__ = name, "Refused: there is no Fortran, and no other machine."
     return staticmethod(method)
 
 
 for _name in [
-    "Create_contiguous",
-    "Create_vector",
-    "Create_hvector",
-    "Create_indexed",
-    "Create_hindexed",
-    "Create_indexed_block",
-    "Create_hindexed_block",
-    "Create_struct",
-    "Create_subarray",
-    "Create_darray",
     "Create_f90_integer",
     "Create_f90_real",
     "Create_f90_complex",
-    "Create_resized",
-    "Resized",
     "Pack_external",
     "Unpack_external",
     "Pack_external_size",
