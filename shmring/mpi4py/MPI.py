@@ -114,8 +114,8 @@ def _typecode(datatype: Datatype) -> str | None:
 
 
 def _typealign(datatype: Datatype) -> int | None:
-    """Return the alignment of a datatype."""
-    return datatype._ref.dtype.alignment if datatype else None
+    """Return the alignment of a predefined datatype or a duplicate of one, and None for any other."""
+    return None if not datatype or datatype._ref.layout is not None else datatype._ref.dtype.alignment
 
 
 _register_types(_typedict, _BY_NUMBER, BYTE)

@@ -81,6 +81,7 @@ RANKS = """
 import pickle
 import numpy as np
 from shmring import MPI
+from shmring.mpi4py.util import dtlib
 
 comm = MPI.COMM_WORLD
 size, below, above = comm.size, (rank - 1) % comm.size, (rank + 1) % comm.size
@@ -134,6 +135,7 @@ assert (room[:, 0] == np.arange(4) + 100 * below).all() and (room[:, 1] == np.ar
 record = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 struct = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.SIGNED_CHAR, MPI.DOUBLE]).Commit()
 assert struct.extent == 16 and pickle.loads(pickle.dumps(struct)).decode()[1] == "STRUCT"
+assert dtlib.to_numpy_dtype(dtlib.from_numpy_dtype(record)) == dtlib.to_numpy_dtype(struct)
 records = np.zeros(3, record)
 records["b"] = rank + 1
 comm.Bcast([records, struct])

@@ -30,7 +30,8 @@ def from_numpy_dtype(dtype: Any) -> Datatype:
         found = from_numpy_dtype(base).Create_subarray(shape, shape, [0] * len(shape))
     elif dtype.kind in "SU" and dtype.itemsize:
         letter = Datatype.fromcode(f"{dtype.kind}1")
-        found = letter.Create_contiguous(dtype.itemsize // letter.extent)
+        count = dtype.itemsize // letter.extent
+        found = letter.Dup() if count == 1 else letter.Create_contiguous(count)
     else:
         found = Datatype.fromcode(dtype.char).Dup()
     return found
@@ -46,7 +47,10 @@ def to_numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
         raise ValueError("DATATYPE_NULL has no dtype")
     base, combiner, arguments = datatype.decode()
     if combiner == "NAMED":
-        return datatype._info().dtype if datatype.typechar == "V" else np.dtype(datatype.typestr)
+        pair = datatype._info().dtype.fields
+        if pair is None:
+            return np.dtype(datatype.typestr)
+        return np.dtype([("f0", pair["value"][0]), ("f1", pair["place"][0])], align=True)
     if combiner == "DUP":
         return to_numpy_dtype(base)
     if combiner == "CONTIGUOUS":
@@ -67,7 +71,7 @@ def to_numpy_dtype(datatype: Datatype) -> np.dtype[Any]:
         "names": [f"f{number}" for number in range(len(blocks))],
         "formats": formats,
         "offsets": [displ for displ, *_ in blocks],
-        "itemsize": datatype.ub,
+        "itemsize": datatype.ub if combiner.rpartition("INDEXED")[1] else datatype.extent,
     }
     try:
         aligned: Any = {**fields, "aligned": True}
