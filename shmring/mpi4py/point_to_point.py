@@ -308,7 +308,7 @@ class PointToPoint(ObjectCaller):
     ) -> Any:
         """Send a message and receive another one at its place."""
         received = self._receiving(buf, source, recvtag)
-        copy = simple_with_gaps(buf, False).bytes.copy()
+        copy = None if dest == PROC_NULL else simple_with_gaps(buf, False).bytes.copy()
         return Exchange(self._ref, self._sending(copy, dest, sendtag), received)
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:

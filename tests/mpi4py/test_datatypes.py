@@ -151,6 +151,7 @@ four = MPI.DOUBLE.Create_contiguous(4).Commit()
 for wrong, error in (
     (lambda: comm.Allreduce([grid, 1, column], [room, 1, column]), NotImplementedError),
     (lambda: comm.Send([own, 1, edge], MPI.PROC_NULL), None),
+    (lambda: comm.Sendrecv_replace(None, MPI.PROC_NULL, 0, MPI.PROC_NULL), None),
     (lambda: comm.Sendrecv([np.zeros(3), 1, edge], above, 0, own, below), ValueError),
     (lambda: comm.Allreduce([own, 1, four], [room, 1, four]), MPI.Exception),
 ):
