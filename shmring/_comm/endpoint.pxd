@@ -48,6 +48,8 @@ cdef class Endpoint(FusedCollectives):
     cdef int make_room_quietly(self, sr_frame *head) noexcept nogil
     cdef bint advance_quietly(self) noexcept nogil
     cdef int advance(self) except -1
+    cdef bint poll_message(self, Message *message, bint leaving_ends) except -1
+    cdef bint probe_once(self, Message *probe) except -1
     cdef int post_and_wait(self, Message *message, uint64_t timeout_ns) except -1
     cdef int wait_complete(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1

@@ -28,7 +28,8 @@ from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
     deliver_briefly, deliver_patiently, deliver_to_self, discard_unexpected, has_moved, keep_unexpected, open_ring,
-    poll_messages, post_receive, post_send, receive_unexpected, stage_offers, step_messages, withdraw, withdraw_all,
+    poll_messages, post_receive, post_send, receive_unexpected, stage_offers, status_of_peers, step_messages, withdraw,
+    withdraw_all,
 )
 from .._p2p.messages cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, TO_BE_OFFERED, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait,
@@ -401,6 +402,29 @@ cdef class Endpoint(FusedCollectives):
             elif status == DAMAGED:
                 raise self.damaged(self.matching.unmatched_source)
         return 0
+
+    # Advance a message without blocking, and return whether it is complete. Raise if a rank that it needs has ended: a
+    # program that polls makes no call that waits, so nothing else tells it. leaving_ends: also if that rank has left.
+    cdef bint poll_message(self, Message *message, bint leaving_ends) except -1:
+        cdef int culprit = ANY
+        cdef int status
+        self.advance()
+        if message.state == COMPLETE:
+            return True
+        status = status_of_peers(&self.matching, message, &culprit)
+        if status == DAMAGED:
+            raise self.damaged(culprit)
+        if status == DEAD or (status == LEFT and leaving_ends):
+            self.raise_for(status, message, culprit, 0, True)
+        return message.state == COMPLETE
+
+    # Poll once for a probe's message, and return whether there is one.
+    cdef bint probe_once(self, Message *probe) except -1:
+        self.post(probe)
+        try:
+            return self.poll_message(probe, False)   # a rank that has left sends nothing: the answer is known
+        finally:
+            withdraw(&self.matching, probe)
 
     # Post a message and wait until it is complete. On an error the message is withdrawn.
     cdef int post_and_wait(self, Message *message, uint64_t timeout_ns) except -1:

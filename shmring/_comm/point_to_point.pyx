@@ -14,7 +14,7 @@ from .._core.group cimport LATE, OPAQUE
 from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of
 from .._p2p.matching cimport withdraw
-from .._p2p.messages cimport ANY, COMPLETE, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
+from .._p2p.messages cimport ANY, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
 from .objects cimport bytes_room, pack, unpack
 
@@ -435,7 +435,7 @@ cdef class Messages(Endpoint):
         Returns
         -------
         Status or None
-            Does not block.
+            Does not block. None also if the other ranks have left.
 
         Raises
         ------
@@ -451,14 +451,10 @@ cdef class Messages(Endpoint):
         self.begin_messaging()
         try:
             self.set_pattern(&message, source, tag, context)
-            self.post(&message)
-            try:
-                self.advance()
-            finally:
-                withdraw(&self.matching, &message)
+            is_there = self.probe_once(&message)
         finally:
             self.end_messaging()
-        return status_of(&message) if message.state == COMPLETE else None
+        return status_of(&message) if is_there else None
 
     def mprobe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0, timeout=None):
         """Block until a message can be received, take it, and return it as a `ProbedMessage`.
@@ -517,7 +513,7 @@ cdef class Messages(Endpoint):
         Returns
         -------
         ProbedMessage or None
-            Does not block.
+            Does not block. None also if the other ranks have left.
 
         Raises
         ------
@@ -534,14 +530,10 @@ cdef class Messages(Endpoint):
         try:
             self.set_pattern(&taken.probe, source, tag, context)
             taken.probe.takes = True
-            self.post(&taken.probe)
-            try:
-                self.advance()
-            finally:
-                withdraw(&self.matching, &taken.probe)
+            is_there = self.probe_once(&taken.probe)
         finally:
             self.end_messaging()
-        return taken if taken.probe.state == COMPLETE else None
+        return taken if is_there else None
 
     def send_object(self, item, dest, tag=0, *, matched=False, context=0, timeout=None):
         """Send any object that can be pickled. Arrays in it are sent outside the pickle.
@@ -830,13 +822,13 @@ cdef class Transfer(PendingMessage):
         Raises
         ------
         Error
-            If the communicator has ended.
+            If the communicator has ended, or a rank that the transfer needs has died or left, as `wait`. There is no
+            timeout.
         """
         if not self.is_over:
             self.comm.begin_messaging()
             try:
-                self.comm.advance()
-                is_complete = self.message.state == COMPLETE
+                is_complete = self.comm.poll_message(&self.message, True)
             finally:
                 self.comm.end_messaging()
             return is_complete

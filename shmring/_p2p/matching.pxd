@@ -18,3 +18,4 @@ cdef void open_ring(Matching *m, int receiver) noexcept nogil
 cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
 cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil
 cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil
+cdef int status_of_peers(Matching *m, Message *message, int *culprit) noexcept nogil

@@ -887,23 +887,35 @@ cdef int p2p_peer_status(Matching *m, int rank) noexcept nogil:
     return peer_status(&m.g.lane[m.peer[rank].lane].liveness)
 
 
-cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
+# Return PROGRESSED if the message can still become complete. Else return how a rank that it needs has ended, DEAD, LEFT
+# or DAMAGED, and set `culprit` to that rank.
+cdef int status_of_peers(Matching *m, Message *message, int *culprit) noexcept nogil:
+    cdef int first = 0 if message.peer == ANY else message.peer
+    cdef int last = m.size - 1 if message.peer == ANY else message.peer
     cdef int rank, status, nleft = 0
     check_liveness(m.g)
-    if m.channels != NULL and sr_channels_poll_abort(m.channels):
-        return SIGNALLED
-    for rank in range(m.size):
-        if rank == m.rank or (message.peer != ANY and message.peer != rank):
+    for rank in range(first, last + 1):
+        if rank == m.rank:
             continue
         status = p2p_peer_status(m, rank)
         if status == PROGRESSED:
             continue
-        wait.culprit = m.unmatched_source = rank
+        culprit[0] = m.unmatched_source = rank
         if status != LEFT:
             return status if is_stuck(m, message) else PROGRESSED
         nleft += 1
     if nleft > 0 and (message.peer != ANY or nleft == m.size - 1):
         return LEFT if is_stuck(m, message) else PROGRESSED
+    return PROGRESSED
+
+
+cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noexcept nogil:
+    cdef int status
+    if m.channels != NULL and sr_channels_poll_abort(m.channels):
+        return SIGNALLED
+    status = status_of_peers(m, message, &wait.culprit)
+    if status != PROGRESSED:
+        return status
     if now >= wait.deadline_ns:
         wait.culprit = m.rank if message.peer == ANY else message.peer
         return LATE

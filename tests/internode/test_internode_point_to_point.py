@@ -103,6 +103,7 @@ OF_TWO = {
     "an array for an object": (failures.receive_an_object_that_is_none,),
     "after close": (failures.use_after_close,),
     "what was sent before leaving": (failures.leave_a_message,),
+    "polls after one has left": (failures.look_for_messages_of_one_that_left,),
     "Ctrl-C in recv": (failures.interrupt, "recv"),
     "Ctrl-C in a wait": (failures.interrupt_a_wait,),
     "a forked child": (failures.fork_and_send,),
@@ -122,6 +123,7 @@ def test_two_ranks_do_as_on_one_host(world_over_hosts, case, ring):
         one_host.exchange_buffers: [None, ([5, 4], b"bytesmore\0")],
         failures.receive_an_object_that_is_none: [None, [0, 1, 2]],
         failures.leave_a_message: [None, 0],
+        failures.look_for_messages_of_one_that_left: [[None, None], None],
         failures.interrupt_a_wait: [100_000, 100_000],
         failures.fork_and_send: [7, 7],
         transfers.forget_transfers: [True, True],
@@ -290,10 +292,12 @@ def test_all_ranks_name_the_one_that_was_killed(tmp_path):
             assert outcomes[rank].rank == 2
 
 
-@pytest.mark.parametrize("source", [1, ANY_SOURCE])
-def test_a_rank_that_dies_is_noticed_by_who_waits_for_it(source):
+@pytest.mark.parametrize(
+    ("source", "way"), [(1, "recv"), (ANY_SOURCE, "recv"), (1, "done"), (ANY_SOURCE, "iprobe")]
+)
+def test_a_rank_that_dies_is_noticed_by_who_waits_for_it(source, way):
     with Ranks(2, nodes=APART) as ranks:
-        rank, took_s = ranks.meet().outcomes(failures.wait_for_the_dead, source)[0]
+        rank, took_s = ranks.meet().outcomes(failures.wait_for_the_dead, source, way)[0]
         assert rank == 1
         assert took_s < SOON_S
 

@@ -237,24 +237,65 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim
         assert outcomes[1 - victim].rank == victim
 
 
-def wait_for_the_dead(comm, source):
+def poll(question):
+    """Ask until there is an answer, for SOON_S at most."""
+    until = time.monotonic() + SOON_S
+    while not question() and time.monotonic() < until:
+        pass
+
+
+WAYS_TO_AWAIT = {
+    "recv": lambda comm, source: comm.recv(np.zeros(3), source),
+    "done": lambda comm, source: poll(comm.irecv(np.zeros(3), source).done),
+    "iprobe": lambda comm, source: poll(lambda: comm.iprobe(source)),
+    "improbe": lambda comm, source: poll(lambda: comm.improbe(source)),
+}
+
+
+def wait_for_the_dead(comm, source, way):
     if comm.rank == 1:
         time.sleep(0.2)
         os._exit(1)
     begin = time.monotonic()
     try:
-        comm.recv(np.zeros(3), source)
+        WAYS_TO_AWAIT[way](comm, source)
     except shmring.RankFailed as error:
         return error.rank, time.monotonic() - begin
-    return None
+    return None, 0.0
 
 
+@pytest.mark.parametrize("way", WAYS_TO_AWAIT)
 @pytest.mark.parametrize("source", [1, ANY_SOURCE])
-def test_a_rank_that_dies_is_noticed_by_who_waits_for_it(source):
+def test_a_rank_that_dies_is_noticed_by_who_waits_for_it(source, way):
     with Ranks(2) as ranks:
-        rank, took_s = ranks.meet().outcomes(wait_for_the_dead, source)[0]
+        rank, took_s = ranks.meet().outcomes(wait_for_the_dead, source, way)[0]
         assert rank == 1
         assert took_s < SOON_S
+
+
+def poll_for_one_that_left(comm):
+    if comm.rank == 1:
+        comm.close()
+        return None
+    with pytest.raises(shmring.RankFailed) as caught:
+        poll(comm.irecv(np.zeros(3), 1).done)
+    return caught.value.cause
+
+
+def look_for_messages_of_one_that_left(comm):
+    """A program that empties its queue at the end does not need the others any more."""
+    if comm.rank == 1:
+        comm.send(np.zeros(3), 0)
+        comm.close()
+        return None
+    comm.recv(np.zeros(3), 1)
+    time.sleep(0.2)
+    return [comm.iprobe(), comm.improbe(1)]
+
+
+def test_polls_of_a_rank_that_left(world_of):
+    assert "closed" in world_of(2)(poll_for_one_that_left)[0]
+    assert world_of(2)(look_for_messages_of_one_that_left)[0] == [None, None]
 
 
 def give_up_while_others_wait(comm):
