@@ -229,9 +229,12 @@ cdef class Pending:
         return self.is_complete
 
     cdef bint is_done(self) except -1:
-        if is_only_thread(self.call.context):
-            return self.work.done()
-        return self.call.is_done_beside_threads(self.work)
+        try:
+            if is_only_thread(self.call.context):
+                return self.work.done()
+            return self.call.is_done_beside_threads(self.work)
+        except Error as error:
+            raise self.call.context.failure(None, error) from error
 
     cpdef object settle(self):
         """Wait until the call is complete."""

@@ -416,3 +416,27 @@ print("well")
 def test_memory_stays_while_arrays_use_it(tmp_path):
     done = run_code(tmp_path, FREED, "--no-prefix", nprocs=1)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+POLLS = """
+import os, time
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+if comm.rank == 1:
+    time.sleep(0.3)
+    os._exit(1)
+request = comm.Irecv(np.zeros(3), 1)
+until = time.monotonic() + 10
+try:
+    while time.monotonic() < until and not request.Test():
+        pass
+except MPI.Exception as error:
+    print(error.Get_error_class() == MPI.ERR_PROC_FAILED, error.__cause__.rank)
+"""
+
+
+def test_polls_of_a_request_notice_that_a_rank_has_died(tmp_path):
+    done = run_code(tmp_path, POLLS, "--no-prefix", "--keep-going", nprocs=2)
+    assert done.stdout.splitlines() == ["True 1"], done.stdout + done.stderr
