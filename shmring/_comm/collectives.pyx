@@ -327,7 +327,8 @@ cdef class Collectives:
         Returns
         -------
         array or Work
-            Element `rank` of the result, of shape s; or k rows. It is `out` if given, else a new array.
+            Element `rank` of the result, of shape s; or k rows. A column, of shape (size, 1), gives shape (1, 1). It is
+            `out` if given, else a new array.
 
         Raises
         ------
@@ -400,7 +401,8 @@ cdef class Collectives:
         Returns
         -------
         array or Work
-            x[rank] of shape s, or k rows. It is `out` if given, else a new array.
+            x[rank] of shape s, or k rows. A column, of shape (size, 1), gives shape (1, 1) on the root. It is `out` if
+            given, else a new array.
 
         Raises
         ------
