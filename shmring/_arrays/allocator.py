@@ -199,7 +199,7 @@ class Arrays:
         self._engine.announce_allocation(min(nbytes, MOST_NBYTES), _signature(shape, dtype), timeout_s)
         if nbytes == 0:
             return np.zeros(shape, dtype)
-        _check_possible(nbytes)
+        check_possible(nbytes)
         self._sweep()
         block = self._allocate(nbytes, timeout_s)
         self._keep(block)
@@ -274,7 +274,7 @@ class Arrays:
         """Collective: return zeros in one memory that all ranks share. The last reference unmaps it."""
         if nbytes == 0:
             return np.zeros(0, np.uint8)
-        _check_possible(nbytes)
+        check_possible(nbytes)
         total = whole_pages(nbytes)
         mapping = self._map(total, 0, total, timeout_s)
         self._one_for_all.add(mapping)
@@ -407,7 +407,8 @@ class Arrays:
         self._engine.set_blocks(table)
 
 
-def _check_possible(nbytes: int) -> None:
+def check_possible(nbytes: int) -> None:
+    """Raise OutOfMemory for an array that is larger than any memory."""
     if nbytes > MOST_NBYTES:
         raise OutOfMemory(
             f"a shared array of {size_text(nbytes)} is more than any machine has; give a smaller shape",
@@ -446,7 +447,13 @@ def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     lengths = tuple(map(operator.index, shape)) if np.iterable(shape) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape is {lengths}; its lengths must be 0 or more")
-    return lengths + dtype.shape, dtype.base
+    whole, items = lengths + dtype.shape, dtype.base
+    # Before a call begins: NumPy raises ValueError for too many dimensions, or too large lengths beside a 0.
+    if math.prod(whole) * items.itemsize == 0:
+        np.empty(whole, items)
+    else:
+        np.empty((1,) * len(whole), np.uint8)
+    return whole, items
 
 
 def check_nbytes(name: str, nbytes: Any) -> int:

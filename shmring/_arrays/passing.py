@@ -40,7 +40,7 @@ from .._system import descriptors, segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
-from .allocator import Part, check
+from .allocator import Part, check, check_possible
 
 _Array = np.ndarray[Any, Any]
 _Shape = int | tuple[int, ...]
@@ -576,6 +576,7 @@ def _shared(
 ) -> _Array:
     lengths, items = check(shape, dtype)
     nbytes = max(math.prod(lengths) * items.itemsize, 1)
+    check_possible(nbytes)
     _check_outside()
     with _inside, _guard:
         _sweep()

@@ -97,6 +97,8 @@ REFUSED = (
     ("empty", ((2, -1),), ValueError),
     ("empty", (3.7,), TypeError),
     ("empty", ("abc",), TypeError),
+    ("empty", ((1,) * 65,), ValueError),
+    ("zeros", ((0, 1 << 62),), ValueError),
     ("full", (3, object()), TypeError),
     ("full", (3, "no number", "f8"), ValueError),
     ("full", (3, [1.0, 2.0]), ValueError),

@@ -356,8 +356,9 @@ def test_arrays_that_cannot_be_shared():
         shmring.share(np.ma.masked_array([1], [True]))
     with pytest.raises(ValueError, match="must be 0 or more"):
         shmring.shared_zeros((2, -1))
-    with pytest.raises(shmring.OutOfMemory):
-        shmring.shared_empty(1 << 60, "u1")
+    for shape in (1 << 60, 1 << 63, (1 << 62, 1 << 62)):
+        with pytest.raises(shmring.OutOfMemory):
+            shmring.shared_empty(shape, "u1")
 
 
 def test_copies_only_where_they_are_needed():
