@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._engine.state import DTYPES, OPS, supported
+from . import buffers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +35,7 @@ def put(
 ) -> None:
     """Write values as `np.put` does: cast them without a check, and repeat them as necessary."""
     elements = _elements_of(array, where if mode == "raise" else _brought_inside(where, mode, array.size))
-    given = np.asarray(values).astype(array.dtype, casting="unsafe", copy=False).reshape(-1)
+    given = np.asarray(values, array.dtype).reshape(-1)
     if given.size == 0 or elements.size == 0:
         return
     if given.size != elements.size:
@@ -50,6 +51,8 @@ def get(
         taken = np.empty(elements.shape, array.dtype)
         _access(stripes, array, elements, None, taken, _REPLACE, timeout)
         return taken[()]
+    if isinstance(out, np.ma.MaskedArray):
+        raise buffers.masked("out")
     if not (isinstance(out, np.ndarray) and out.flags.c_contiguous and out.flags.writeable):
         raise ValueError("out must be a writeable NumPy array, contiguous in C order")
     if out.dtype != array.dtype or out.size != elements.size:
@@ -126,16 +129,23 @@ def _all_within(index: NDArray[np.intp], size: int) -> _Elements:
 
 def _brought_inside(where: Any, mode: str, size: int) -> Any:
     """Apply np.put's other modes: "wrap" is the index modulo the size, "clip" the nearest valid index."""
+    if mode not in ("wrap", "clip"):
+        raise ValueError(f"mode is {mode!r}; allowed: 'raise', 'wrap', 'clip'")
+    if where is ... or isinstance(where, slice):
+        return where
     if mode == "wrap":
         return np.asarray(where, np.intp) % max(1, size)
-    if mode == "clip":
-        return np.clip(np.asarray(where, np.intp), 0, max(0, size - 1))
-    raise ValueError(f"mode is {mode!r}; allowed: 'raise', 'wrap', 'clip'")
+    return np.clip(np.asarray(where, np.intp), 0, max(0, size - 1))
 
 
 def _values_for(elements: _Elements, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return one value for each element, in C order. A single value is repeated."""
-    kind: Any = type(values) if isinstance(values, (int, float, complex)) else np.asarray(values).dtype
+    if isinstance(values, (int, float, complex)):
+        kind: Any = type(values)
+    elif isinstance(values, np.ma.MaskedArray):
+        raise buffers.masked("values")
+    else:
+        kind = np.asarray(values).dtype
     if kind != dtype:
         _check_cast(kind, dtype)
     given = np.asarray(values, dtype)
@@ -152,7 +162,9 @@ def _check_cast(kind: Any, dtype: np.dtype[Any]) -> None:
 
     kind: a dtype, or a type of Python numbers, which take the array's dtype if its kind allows.
     """
-    found = np.result_type(dtype, kind(0)) if isinstance(kind, type) else kind
+    found = kind
+    if isinstance(kind, type):  # a subclass, such as an IntEnum, may have no 0
+        found = np.result_type(dtype, next(k(0) for k in (bool, int, float, complex) if issubclass(kind, k)))
     if not np.can_cast(found, dtype, "same_kind"):
         raise TypeError(f"values of {found} cannot be cast to the array's dtype {dtype}; convert them first")
 

@@ -55,7 +55,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     Errors of one-sided methods
     ---------------------------
     IndexError, TypeError, ValueError
-        As NumPy; ValueError also for a private copy or a read-only array.
+        As NumPy; ValueError also for a private copy or a read-only array. TypeError also for masked arrays,
+        except in `put`, which ignores their masks as `np.put` does.
     Timeout
         The elements processed before it stay changed, as they do after an interruption.
     RankFailed
@@ -77,9 +78,12 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         return self._home is not None
 
     def __array_finalize__(self, obj: Any) -> None:
-        # As in numpy.memmap: views share the memory, copies do not.
+        # As in numpy.memmap: views share the memory, copies do not. A view of no elements has no memory; it
+        # keeps the fence and the locks, which a rank with an empty part needs as the others do.
         home = getattr(obj, "_home", None)
-        self._home = home if home is not None and np.may_share_memory(self, obj) else None
+        if home is not None and not np.may_share_memory(self, obj):
+            home = home if self.size == 0 and self.base is not None else None
+        self._home = home
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:
@@ -132,9 +136,10 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
         Raises
         ------
-        ValueError
-            For a number that is no lock. The block of `with` raises `Timeout`, after which the communicator
-            is still usable, and `RankFailed` if the owner is gone; the communicator is then aborted.
+        IndexError, TypeError, ValueError
+            For a number that is no lock, and for a wrong timeout. The block of `with` raises `Timeout`, after
+            which the communicator is still usable, and `RankFailed` if the owner is gone; the communicator is
+            then aborted.
 
         Examples
         --------
@@ -159,7 +164,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         values : array or number
             The new values.
         mode : str
-            For indices out of bounds: "raise", "wrap" or "clip", as in `np.put`.
+            For indices out of bounds: "raise", "wrap" or "clip", as in `np.put`. A slice is never out of
+            bounds.
         timeout : float, optional
             Seconds; see `SharedArray`.
 

@@ -24,6 +24,7 @@ from . import objects
 from .._diagnostics import failures
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
+from .._arrays import buffers
 from .._arrays import shared_array as shared
 from .._arrays.allocator import MOST_NBYTES, Arrays, check_nbytes, filling, whole_pages
 from .._arrays.allocator import check as check_array
@@ -482,7 +483,7 @@ cdef class Comm(Messages):
         Raises
         ------
         TypeError, ValueError, Error
-            As `empty`.
+            As `empty`; TypeError also for a masked array.
 
         Examples
         --------
@@ -492,6 +493,8 @@ cdef class Comm(Messages):
         import numpy as np
 
         try:
+            if isinstance(a, np.ma.MaskedArray):
+                raise buffers.masked("a")
             a = np.asarray(a)
             shape, dtype = check_array(a.shape, a.dtype)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)

@@ -99,6 +99,7 @@ REFUSED = (
     ("empty", ("abc",), TypeError),
     ("empty", ((1,) * 65,), ValueError),
     ("zeros", ((0, 1 << 62),), ValueError),
+    ("copy_of", (np.ma.masked_array([1.0, 2.0], [True, False]),), TypeError),
     ("full", (3, object()), TypeError),
     ("full", (3, "no number", "f8"), ValueError),
     ("full", (3, [1.0, 2.0]), ValueError),

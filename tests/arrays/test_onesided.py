@@ -2,6 +2,7 @@
 order of arrival, blocks that no rank sees half written, and ranks that die inside one."""
 
 import ctypes
+import enum
 import itertools
 import os
 import signal
@@ -125,6 +126,12 @@ def like_put(comm):
         np.put(one, range(4, 9), [1, 2])
         np.put(one, [], 3)
         np.put(one, [2], [])
+        np.put(one, [7, 8], ["3", 2.5])
+        for value, error in ((1 << 40, OverflowError), (1j, TypeError), (float("nan"), ValueError)):
+            with pytest.raises(error):
+                np.put(one, 0, value)
+    a.put(slice(9, 99), a.get(slice(9, 99)), "clip")
+    a.put(..., a.get(), "wrap")
     a.fence()
     copy = a.copy()
     copy.put(0, 99)  # private: NumPy's own
@@ -135,6 +142,26 @@ def like_put(comm):
 def test_put_is_numpys_put(world_of):
     shared, mine = world_of(2)(like_put)[0]
     assert shared == mine
+
+
+class Color(enum.IntEnum):
+    RED = 3
+
+
+def parts_and_names(comm):
+    """A rank's part may be empty. Numbers may be of a subclass, which may have no 0."""
+    a = comm.shared(5, "u1")
+    part = a[2 * comm.rank : 2 * comm.rank + 2][:5]
+    part.fence()
+    part.accumulate(..., Color.RED)
+    part.put([], Color.RED)
+    part.fence()
+    return part.get().tolist(), part.fetch_and_add(slice(None), np.float64(1) < 2).tolist()
+
+
+def test_a_part_without_elements_takes_part(world_of):
+    expected = [[3, 3], [3, 3], [3], []]
+    assert world_of(4)(parts_and_names) == [(part, part) for part in expected]
 
 
 def half(comm):
@@ -346,6 +373,8 @@ WRONG = {
     "out's dtype": (lambda a: a.get(out=np.empty(12, "f4")), ValueError, "float32"),
     "out's size": (lambda a: a.get(out=np.empty(11, "i8")), ValueError, "11 elements"),
     "out's gaps": (lambda a: a.get(out=np.empty(24, "i8")[::2]), ValueError, "C order"),
+    "masked values": (lambda a: a.accumulate(0, np.ma.masked_array([1], [True])), TypeError, "mask would"),
+    "masked out": (lambda a: a.get(0, out=np.ma.masked_array([1], [True])), TypeError, "mask would"),
     "out inside": (lambda a: a.get(slice(2), out=np.asarray(a).reshape(-1)[:2]), ValueError, "itself"),
     "a view with gaps": (lambda a: a[:, ::2].get(), ValueError, "do not follow"),
     "another order": (lambda a: a.T.accumulate(..., 1), ValueError, "do not follow"),

@@ -73,13 +73,13 @@ def test_every_shape_and_dtype(world_of):
 
 def views_and_copies(comm):
     a = comm.shared((4, 5), locks=3)
-    views = [a[1:], a[:, ::2], a.T, a.reshape(-1), a.view("i8"), a[2], a[...]]
-    copies = [a.copy(), a + 1, a[[0, 1]], a[a == 0], np.sqrt(a), a.astype("f4")]
+    views = [a[1:], a[:, ::2], a.T, a.reshape(-1), a.view("i8"), a[2], a[...], a[4:], a[1:1].T]
+    copies = [a.copy(), a[4:].copy(), a + 1, a[[0, 1]], a[a == 0], np.sqrt(a), a.astype("f4")]
     for view in views:
         assert isinstance(view, type(a))
         view.fence()
         with view.lock(2):
-            view[0] = comm.rank
+            view[:1] = comm.rank
     for copy in copies:
         assert not np.may_share_memory(copy, a)
         if isinstance(copy, type(a)):
