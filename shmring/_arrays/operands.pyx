@@ -409,16 +409,23 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
 
 # ---- opaque dtypes: their items are only moved, and may be anything but references -----------------------------
 
-# Cache for the most recent dtype: consecutive calls usually use the same one.
+# Cache for the most recent dtype: consecutive calls usually use the same one. A program may rename the fields of a
+# dtype in place, which gives it another tuple of names.
 cdef object known_dtype = None
+cdef object known_names = None
 cdef int known_number   # in the table; OPAQUE: not one of shmring's dtypes
 cdef Items known_items
 
 
+cdef inline object names_of(object dtype):
+    return dtype.names if isinstance(dtype, cnp.dtype) else None   # a str is a format
+
+
 cdef int know(object dtype) except -1:
-    global known_dtype, known_number
+    global known_dtype, known_names, known_number
     cdef bytes words
     known_dtype = None
+    known_names = names_of(dtype)
     known_items.signature, known_items.nbytes, words, name = buffers.items_of(dtype)
     if len(words) >= SR_ITEM_NAME_NBYTES:
         words = words[:SR_ITEM_NAME_NBYTES - 4] + b"..."
@@ -432,7 +439,7 @@ cdef int know(object dtype) except -1:
 # Set the operand's dtype. OPAQUE operands are counted in bytes, since an item may be longer than a chunk; `items`
 # describes the items.
 cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
-    if dtype is not known_dtype:
+    if dtype is not known_dtype or names_of(dtype) is not known_names:
         know(dtype)
     operand.dtype = known_number
     operand.items = known_items
@@ -510,13 +517,14 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
     if dtype >= 0:
         operand.dtype, operand.itemsize = dtype, operand.view.itemsize
         operand.count = operand.view.len // operand.itemsize
-    elif moves and b"O" not in operand.view.format:
-        describe_items(operand, dtype_of_buffer(x, operand.view.format), operand.view.len)
-    else:
-        release(operand)
-        error = TypeError(f"elements of format {operand.view.format.decode()!r}")
-        raise buffers.explain_refusal(x, what, False, moves, error, state.DTYPES)
-    return None
+        return None
+    found = dtype_of_buffer(x, operand.view.format) if moves else None
+    if found is not None and not (found.hasobject if isinstance(found, cnp.dtype) else "O" in found):
+        describe_items(operand, found, operand.view.len)
+        return None
+    release(operand)
+    error = TypeError(f"elements of format {operand.view.format.decode()!r}")
+    raise buffers.explain_refusal(x, what, False, moves, error, state.DTYPES)
 
 
 cdef object take_slowly(Operand *operand, object x, bint writable, str what, bint moves):

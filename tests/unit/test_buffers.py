@@ -40,6 +40,14 @@ class Pair(ctypes.Structure):
     _fields_ = (("f0", ctypes.c_int), ("f1", ctypes.c_float))
 
 
+class Place(ctypes.Structure):
+    _fields_ = (("Origin", ctypes.c_int), ("Offset", ctypes.c_float))
+
+
+class Reference(ctypes.Structure):
+    _fields_ = (("item", ctypes.py_object),)
+
+
 CTYPES = (
     ctypes.c_bool,
     ctypes.c_int8,
@@ -214,6 +222,11 @@ def opaque_makes(fill):
         "rows": [rows, memoryview(rows), rows.view(Subclass)],
         "text": [text, text.view(Subclass), Interface(text)],
         "structures": [(Pair * 3)(*[(fill, fill)] * 3), np.full(3, fill, "i4,f4"), memoryview((Pair * 3)())],
+        "fields with an O": [
+            (Place * 3)(*[(fill, fill)] * 3),
+            memoryview((Place * 3)(*[(fill, fill)] * 3)),
+            np.zeros(3, [("Origin", "i4"), ("Offset", "f4")]),
+        ],
         "letters": [
             np.full(3, bytes([fill])),
             (ctypes.c_char * 3)(*[fill] * 3),
@@ -237,6 +250,7 @@ def test_ranks_may_move_different_makes(world_of):
 REFUSED_EVERYWHERE = {
     "objects": (np.zeros(3, object), TypeError, "object"),
     "objects' interface": (Interface(np.zeros(3, object)), TypeError, "object"),
+    "objects in structures": ((Reference * 3)(), TypeError, "O:item"),
     "a column of times": (np.zeros((3, 3), "M8[s]")[:, 1], ValueError, "ascontiguousarray"),
 }
 
@@ -246,6 +260,15 @@ def test_dtypes_that_cannot_be_moved_are_refused(name):
     x, error, words = REFUSED_EVERYWHERE[name]
     with shmring.init() as comm, pytest.raises(error, match=words):
         comm.broadcast(x)
+
+
+def test_fields_that_get_other_names_are_other_fields():
+    x, out = np.ones(3, "i4,f4"), np.zeros((1, 3), [("a", "i4"), ("b", "f4")])
+    with shmring.init() as comm:
+        comm.broadcast(x)
+        x.dtype.names = "a", "b"
+        comm.all_gather(x, out=out)
+    assert (out == x).all()
 
 
 def gather_bytes(comm):
