@@ -297,23 +297,51 @@ class QueueEnds(Ends):
         """Return a dtype as text for the other side. TypeError if it holds objects or has no text form."""
         if dtype.hasobject:
             raise TypeError(f"the array has dtype {dtype}, with objects, which a ring does not carry")
-        if dtype.type.__module__ == _EXTENSION_TYPES:
-            return f"{_EXTENSION_TYPES}.{dtype.name}".encode()
-        described = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
-        text = repr(described)
-        if self._dtype_of(text.encode()) != dtype:
+        text = repr(_description(dtype)).encode()
+        try:
+            is_kept = self._dtype_of(text) == dtype
+        except (SyntaxError, TypeError, ValueError):  # for example a title that is no string
+            is_kept = False
+        if not is_kept:
             raise TypeError(f"the array has dtype {dtype}, which has no text form; put a view of it")
-        return text.encode()
+        return text
 
     def _dtype_of(self, text: bytes) -> np.dtype[Any]:
-        name = text.decode()
-        if name.startswith(f"{_EXTENSION_TYPES}."):
-            import ml_dtypes
+        return _described(ast.literal_eval(text.decode()))
 
-            extension: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name.partition(".")[2]))
-            return extension
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(name))
-        return dtype
+
+def _description(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype as a literal of Python: a name, (dtype, shape) of a subarray, or a dict of fields."""
+    if dtype.subdtype is not None:
+        return _description(dtype.subdtype[0]), dtype.shape
+    if dtype.type.__module__ == _EXTENSION_TYPES:
+        return f"{_EXTENSION_TYPES}.{dtype.name}"
+    if dtype.names is None:
+        return dtype.str
+    fields = [(*dtype.fields[name], None)[:3] for name in dtype.names]  # type: ignore[index]
+    return {
+        "names": list(dtype.names),
+        "formats": [_description(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
+        "titles": [field[2] for field in fields],
+        "itemsize": dtype.itemsize,
+        "aligned": dtype.isalignedstruct,
+    }
+
+
+def _described(description: Any) -> np.dtype[Any]:
+    """Return the dtype of a description."""
+    given: Any = description
+    if isinstance(description, tuple):
+        given = _described(description[0]), description[1]
+    elif isinstance(description, dict):
+        given = {**description, "formats": list(map(_described, description["formats"]))}
+    elif description.startswith(f"{_EXTENSION_TYPES}."):
+        import ml_dtypes
+
+        given = getattr(ml_dtypes, description.partition(".")[2])
+    made: np.dtype[Any] = np.dtype(given)
+    return made
 
 
 def myself() -> tuple[int, int]:

@@ -64,9 +64,9 @@ cdef class Ends:
     cdef int[2] watched_pid, watched_fd    # by side: the process for which it waits, and a descriptor of that process
     cdef bint must_send_cut             # the last put was interrupted: the frame `cut` must still be sent
     cdef sr_frame cut
-    cdef object put_dtype, put_text     # from the last description sent; None: the next array sends one
+    cdef object put_dtype, put_names, put_text    # from the last description sent; None: the next array sends one
     cdef Shape put_shape
-    cdef object got_dtype, got_text     # from the last description received
+    cdef object got_dtype, got_names, got_text    # from the last description received; names to see renamed fields
     cdef Shape got_shape
     cdef sr_incoming incoming           # the message being received
     cdef object item                    # its destination; None: no message is being received
@@ -198,9 +198,10 @@ cdef class Ends:
         self.send(kind, <const unsigned char *> cnp.PyArray_DATA(x), nbytes, deadline)
         return 0
 
-    cdef bint is_described(self, cnp.ndarray x) noexcept:
+    cdef bint is_described(self, cnp.ndarray x) except -1:
         cdef int i
-        if cnp.PyArray_DESCR(x) != <void *> self.put_dtype or cnp.PyArray_NDIM(x) != self.put_shape.ndim:
+        if cnp.PyArray_DESCR(x) != <void *> self.put_dtype or cnp.PyArray_NDIM(x) != self.put_shape.ndim or \
+                (self.put_names is not None and self.put_dtype.names is not self.put_names):
             return False
         for i in range(cnp.PyArray_NDIM(x)):
             if cnp.PyArray_DIM(x, i) != self.put_shape.length[i]:
@@ -212,8 +213,8 @@ cdef class Ends:
         cdef object dtype = <object> cnp.PyArray_DESCR(x)
         cdef Shape shape
         cdef int i
-        text = self.put_text
-        if dtype is not self.put_dtype:
+        text, names = self.put_text, dtype.names
+        if dtype is not self.put_dtype or names is not self.put_names:
             text = self._text_of(dtype)
         shape.ndim = cnp.PyArray_NDIM(x)
         for i in range(cnp.PyArray_NDIM(x)):
@@ -223,7 +224,7 @@ cdef class Ends:
                         sr_ring_message_nbytes(self.producer, nbytes), block)
         self.put_dtype = None    # unless all of it gets there
         self.send(DESCRIPTION, <const unsigned char *> PyBytes_AS_STRING(words), len(words), deadline)
-        self.put_dtype, self.put_text, self.put_shape = dtype, text, shape
+        self.put_dtype, self.put_names, self.put_text, self.put_shape = dtype, names, text, shape
         return 0
 
     # Without block, and in a ring that drops items, either the whole item fits or nothing is put in.
@@ -421,8 +422,11 @@ cdef class Ends:
         cdef uint64_t nbytes
         cdef bint is_fortran = kind == FORTRAN_ARRAY
         cdef int i
-        if self.got_dtype is None:
+        if self.got_text is None:
             raise self._damaged()
+        if self.got_dtype is None or (self.got_names is not None and self.got_dtype.names is not self.got_names):
+            self.got_dtype = self._dtype_of(self.got_text)
+            self.got_names = self.got_dtype.names
         nbytes = cnp.PyDataType_ELSIZE(self.got_dtype)
         for i in range(self.got_shape.ndim):
             lengths[i] = self.got_shape.length[i]
@@ -438,10 +442,9 @@ cdef class Ends:
 
     cdef int check_out(self, object out, bint is_fortran) except -1:
         cdef int axis
-        lengths = []
+        shape = ()
         for axis in range(self.got_shape.ndim):
-            lengths.append(self.got_shape.length[axis])
-        shape = tuple(lengths)
+            shape += (self.got_shape.length[axis],)
         if not isinstance(out, cnp.ndarray):
             raise TypeError(f"out is a {type(out).__name__}; it must be a NumPy array")
         if out.shape != shape or out.dtype != self.got_dtype:
@@ -502,9 +505,7 @@ cdef class Ends:
                 raise self._damaged()
         text = words[8 * (1 + shape.ndim):]
         if text != self.got_text:
-            self.got_dtype = None
-            self.got_dtype = self._dtype_of(text)
-            self.got_text = text
+            self.got_dtype, self.got_text = None, text
         self.got_shape = shape
         return 0
 

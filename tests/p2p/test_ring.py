@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from ring_items import ARRAYS, BYTES, raise_interrupt, random_items, same
+from ring_items import ALIGNED, ARRAYS, BYTES, raise_interrupt, random_items, same
 
 import shmring
 from shmring._system import procfs
@@ -83,6 +83,27 @@ def test_extension_dtypes_keep_their_type():
         for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
             array = np.arange(9).astype(dtype)
             assert same(mirror(array), array)
+
+
+def test_structures_keep_their_fields():
+    """In any order, over each other, of extension dtypes, and with names that change in place."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    whole = np.ones(
+        3, [("a", "i4"), ("b", ml_dtypes.bfloat16, (2,)), (("a title", "c"), ml_dtypes.float8_e5m2)]
+    )
+    union = {"names": ["f", "i"], "formats": ["f4", ">i4"], "offsets": [0, 0], "itemsize": 6}
+    with Mirror(TINY) as mirror:
+        for array in (whole, whole[["c", "a"]], np.ones(3, union), np.ones(3, ALIGNED), np.ones(3, [])):
+            found = mirror(array)
+            assert same(found, array)
+            assert found.dtype.isalignedstruct == array.dtype.isalignedstruct
+        found = mirror(whole)
+        found.dtype.names = "x", "y", "z"
+        assert mirror(whole).dtype.names == ("a", "b", "c")
+        whole.dtype.names = "d", "e", "f"
+        assert mirror(whole).dtype.names == ("d", "e", "f")
+        with pytest.raises(TypeError, match="no text form"):
+            mirror.there.put(np.ones(3, [((frozenset(), "a"), "i4")]))
 
 
 @pytest.mark.parametrize("nbytes", [TINY, 1 << 16])
