@@ -318,7 +318,7 @@ def _close_unused(block: Block) -> None:
     if block.under_way:
         return
     if block.part is None and block.fd >= 0:
-        if block.head.is_kept and block.maker == os.getpid():
+        if block.head.is_kept and block.maker == os.getpid() and not descriptors.are_scarce(block.fd):
             if _blocks.pop(block.nonce, None) is not None:
                 _kept.append(block)
             _trim_kept()
@@ -618,12 +618,13 @@ def reduce_array(array: _Array) -> Any:
 def reduce_copy(array: _Array) -> Any:
     """Return how a copy of an ndarray is pickled that only the receiver has, and may write to.
 
-    It is an ordinary array to its receiver: where the receiver sends it, it is copied again.
+    It is an ordinary array to its receiver: where the receiver sends it, it is copied again. None: this
+    process should save its descriptors.
     """
     copy = _copy(array, True, is_by_value=True)
     block = _block_below(copy)
     assert block is not None
-    return _reduce(copy, block)
+    return None if descriptors.are_scarce(block.fd) else _reduce(copy, block)
 
 
 def take_back(reduced: Iterable[Any]) -> None:
@@ -686,7 +687,8 @@ def _load(
     array: _Array = np.ndarray(shape, dtype, data, offset, strides)
     if not (writable and for_receivers):
         array.flags.writeable = False
-    return array
+    # Only this process has the array, so an ordinary copy is the same to it.
+    return array.copy("K") if block.head.is_by_value and descriptors.are_scarce(block.fd) else array
 
 
 def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import stat
 
 from ..errors import Error
@@ -25,6 +26,15 @@ def check_machine(sender: str, pid: int, what: str) -> None:
     """Raise Error if the process that sent `what` ran on another machine than this one."""
     if sender != machine():
         raise Error(f"{what} of process {pid} of another machine or container cannot be opened here")
+
+
+def are_scarce(fd: int) -> bool:
+    """Return whether half of this process's descriptors were in use when it opened fd.
+
+    The kernel gives out the lowest free number.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit != resource.RLIM_INFINITY and 2 * fd >= limit
 
 
 def identity_of(fd: int) -> list[int]:

@@ -42,11 +42,12 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any
     """
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
+        reduced = None
         if block_of(array) is not None:
             reduced = reduce_array(array)
         elif array.nbytes >= least_nbytes and not array.dtype.hasobject:
             reduced = reduce_copy(array)
-        else:
+        if reduced is None:
             return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if sent is not None:
             sent.append(reduced)

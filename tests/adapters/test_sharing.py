@@ -4,6 +4,7 @@ import concurrent.futures
 import gc
 import multiprocessing
 import os
+import resource
 import tempfile
 import threading
 import time
@@ -251,6 +252,23 @@ def test_results_arrive_from_workers_that_end_after_each_task():
     with Executor(1, mp_context=context, max_tasks_per_child=1) as pool:
         for value in range(3):
             assert (pool.submit(np.full, LARGE, value).result() == value).all()
+
+
+def test_there_may_be_more_arrays_than_descriptors():
+    """Both among the results that the caller keeps and among the arguments that no worker has loaded yet."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
+    count, args = 100, {"least_nbytes": 1000, "mp_context": multiprocessing.get_context("fork")}
+    try:
+        with Executor(1, **args) as pool:
+            arrays = [np.full((20, 10), n, order="F") for n in range(count)]
+            results = list(pool.map(np.negative, arrays))
+            taken = list(pool.map(len, [np.full(200, n) for n in range(count)], chunksize=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [int(array[3, 4]) for array in results] == [-n for n in range(count)]
+    assert all(array.flags.f_contiguous and array.flags.writeable for array in results)
+    assert taken == [200] * count
 
 
 def test_kept_memory_stays_within_its_bound_and_goes_with_the_pool():
