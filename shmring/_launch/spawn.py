@@ -155,11 +155,11 @@ def _threads_shared(nprocs: int) -> Iterator[None]:
     if nprocs == 1 or os.environ.get("OMP_NUM_THREADS"):
         yield
         return
-    os.environ["OMP_NUM_THREADS"] = str(cpus_for_each(nprocs))
     try:
+        os.environ["OMP_NUM_THREADS"] = str(cpus_for_each(nprocs))
         yield
     finally:
-        del os.environ["OMP_NUM_THREADS"]  # it was not set, or empty, which means the same
+        os.environ.pop("OMP_NUM_THREADS", None)  # it was not set, or empty, which means the same
 
 
 # --- the call and the start method ---
@@ -319,6 +319,7 @@ class _Ticket:
     launcher_pid: int
     threads: str | None  # OMP_NUM_THREADS: a forkserver's ranks do not inherit it from the launcher
     call: _Call | None
+    ends: list[Connection]  # of the launcher, which a forked rank has inherited and closes
 
 
 class _Reporter:
@@ -360,13 +361,16 @@ class _Reporter:
 def _run_rank(ticket: _Ticket, connection: Connection) -> None:
     """Run a rank: the target of its process."""
     _tie_to_launcher(ticket.launcher_pid)
+    for end in ticket.ends:
+        end.close()
     os.write(connection.fileno(), _MARK)
     if ticket.threads:
         os.environ["OMP_NUM_THREADS"] = ticket.threads
     reporter = _Reporter(connection, ticket.rank)
     with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher has closed the connection
         try:
-            fn, args, kwargs = ticket.call or _receive_call(connection.fileno())
+            body = _receive_call(connection.fileno())  # an error if the launcher has given up
+            fn, args, kwargs = ticket.call or pickle.loads(body)
             from .. import init
 
             with init(ticket.world, rank=ticket.rank) as comm:
@@ -396,13 +400,12 @@ def _head(kind: int, body: bytes) -> bytes:
     return _MARK + len(body).to_bytes(8, "little") + bytes([kind])
 
 
-def _receive_call(fd: int) -> _Call:
+def _receive_call(fd: int) -> bytearray:
     inbox = _Inbox()
     while inbox.kind is None:
         if not inbox.read(fd):
             raise EOFError("the launcher closed its connection")
-    call: _Call = pickle.loads(inbox.body)
-    return call
+    return inbox.body
 
 
 class _Inbox:
@@ -446,8 +449,33 @@ class _Rank:
     process: BaseProcess
     connection: Connection
     unsent: memoryview
+    is_child: bool = True  # of this process, not of the fork server
     inbox: _Inbox = field(default_factory=_Inbox)
     settled: bool = False  # the rank returned or failed
+
+    @property
+    def is_started(self) -> bool:
+        return self.process.pid is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process has ended. Its exit code may be unknown then."""
+        pid = self.process.pid
+        if pid is None or self.process.exitcode is not None:
+            return True
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # SIGCHLD is ignored, or other code has waited for all children
+            return self.is_child
+        return False
+
+    def release(self) -> None:
+        """Wait for the end of the process, and give back what it used here."""
+        if self.is_started:
+            self.process.join()
+        with contextlib.suppress(ValueError):  # its exit code is unknown, so it may run still
+            self.process.close()
+        self.connection.close()
 
 
 class _Launch:
@@ -469,30 +497,30 @@ class _Launch:
         context: Any = multiprocessing.get_context(method)
         if method == "fork":
             from .. import init  # noqa: F401  once here, and not in every rank
-        message = _head(_CALL, payload) + payload if payload else b""
+        message = memoryview(_head(_CALL, payload) + payload)
+        ends: list[Connection] = []
         for rank in range(world.nprocs):
             ours, theirs = context.Pipe(duplex=True)
-            ticket = _Ticket(
-                world, rank, os.getpid(), os.environ.get("OMP_NUM_THREADS"), None if payload else call
-            )
+            if method == "fork":
+                ends.append(ours)
+            threads = os.environ.get("OMP_NUM_THREADS")
+            ticket = _Ticket(world, rank, os.getpid(), threads, None if payload else call, ends)
             process = context.Process(
                 target=_run_rank, args=(ticket, theirs), name=f"shmring-rank-{rank}", daemon=False
             )
+            # Before it starts, so that `stop` ends it if an exception comes just after.
+            self._ranks.append(_Rank(rank, process, ours, message, method != "forkserver"))
             try:
                 process.start()
-            except BaseException:
-                ours.close()
-                raise
             finally:
                 theirs.close()
-            self._ranks.append(_Rank(rank, process, ours, memoryview(message)))  # first: `stop` ends it
             os.set_blocking(ours.fileno(), False)
             self._register(self._ranks[-1])
 
     @property
     def nstarted(self) -> int:
         """Return the number of ranks started so far."""
-        return len(self._ranks)
+        return sum(rank.is_started for rank in self._ranks)
 
     def collect(self) -> bool:
         """Block until every rank has returned or failed, or the grace after a failure or the timeout is over.
@@ -511,30 +539,28 @@ class _Launch:
                 if key.fd != key.data.process.sentinel:
                     self._exchange(key.data, events)
             for rank in [key.data for key, _ in ready] or self._ranks:
-                if not rank.settled and rank.process.exitcode is not None:
+                if not rank.settled and rank.has_ended:
                     self._bury(rank)
             if self.failures and not self._keeps_going and grace is None:
                 grace = Deadline(_GRACE_S)
         return self._keeps_going or not self.failures
 
     def stop(self, patience_s: float) -> None:
-        """End all ranks: wait for `patience_s`, then send SIGTERM, then SIGKILL."""
-        if not self._ranks:
-            return
-        self._wait_for_exits(patience_s)
-        for rank in self._ranks:
-            if rank.process.exitcode is None:
-                rank.process.terminate()
-        self._wait_for_exits(_TERMINATE_S)
-        for rank in self._ranks:
-            if rank.process.exitcode is None:
-                rank.process.kill()
-        for rank in self._ranks:
-            rank.process.join()
-            rank.process.close()
-            rank.connection.close()
-        self._ranks.clear()
-        self._selector.close()
+        """End all ranks: wait for `patience_s`, then send SIGTERM, then SIGKILL; SIGKILL after an exception."""
+        try:
+            self._wait_for_exits(patience_s)
+            for rank in self._ranks:
+                if not rank.has_ended:
+                    rank.process.terminate()
+            self._wait_for_exits(_TERMINATE_S)
+        finally:
+            for rank in self._ranks:
+                if not rank.has_ended:
+                    rank.process.kill()
+            while self._ranks:
+                self._ranks[-1].release()
+                self._ranks.pop()
+            self._selector.close()
 
     def first_failure(self) -> BaseException | None:
         """Return the exception of the first cause; None if no rank failed, or if exceptions are results."""
@@ -602,11 +628,13 @@ class _Launch:
             self._settle(rank)
             return
         rank.settled = True
-        assert rank.process.exitcode is not None
-        words = describe_exit(rank.process.exitcode)
-        if rank.process.exitcode == 0:
+        exit_code = rank.process.exitcode
+        words = "unknown exit status, as SIGCHLD is ignored or other code waits for all children"
+        if exit_code is not None:
+            words = describe_exit(exit_code)
+        if exit_code == 0:
             words += " before it returned a result"
-        if rank.process.exitcode == 1 and not rank.inbox.begun:
+        if exit_code == 1 and not rank.inbox.begun:
             words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
         self.failures[rank.rank] = _Failure(words, ended=True)
         self._ignore(rank.connection.fileno())
@@ -626,7 +654,7 @@ class _Launch:
     def _wait_for_exits(self, patience_s: float) -> None:
         deadline = Deadline(patience_s)
         while True:
-            running = [rank.process for rank in self._ranks if rank.process.exitcode is None]
+            running = [rank.process for rank in self._ranks if not rank.has_ended]
             left_s = deadline.left_s()
             if not running or left_s <= 0:
                 return

@@ -1,7 +1,9 @@
 """spawn: results by rank, the first cause in its own type, no process left behind."""
 
+import contextlib
 import ctypes
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -474,6 +476,66 @@ def test_ctrl_c_stops_the_ranks_and_raises(tmp_path, send):
     assert process.wait(50) == 0
     assert not any(map(is_alive, ranks))
     process.stdout.close()
+
+
+def after(function):
+    """The same function, followed by Ctrl-C in the launcher."""
+    launcher = os.getpid()
+
+    def interrupted(*arguments):
+        result = function(*arguments)
+        if os.getpid() == launcher:
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(os, "fork"), (FORK.Process, "start"), (spawn._Launch, "collect"), (spawn._Launch, "_wait_for_exits")],
+)
+def test_ctrl_c_at_any_moment_leaves_no_rank(monkeypatch, owner, name):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(owner, name, after(getattr(owner, name)))
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        shmring.spawn(place, 2, method="fork")
+    gc.collect()
+    opened = [str(fd.readlink()) for fd in set(Path("/proc/self/fd").iterdir()) - before if fd.is_symlink()]
+    # multiprocessing keeps its pipes if its fork is interrupted.
+    assert not [path for path in opened if name != "fork" or not path.startswith("pipe:")]
+    assert "OMP_NUM_THREADS" not in os.environ
+    wait_until(lambda: not is_any_child_alive())
+
+
+def is_any_child_alive():
+    """Return whether a child of this process runs. One whose fork was interrupted stays as a zombie."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def reap(number, frame):
+    """Wait for all children, as programs do that start processes by themselves."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, reap])
+def test_others_may_wait_for_the_ranks(handler):
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        assert shmring.spawn(total, 2, args=[1], method="fork")[1][0] == 3
+        with pytest.raises(shmring.RankFailed, match="rank 1 ended: unknown exit status") as caught:
+            shmring.spawn(fail, 2, args=["SIGKILL"], method="fork")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert caught.value.rank == 1
 
 
 def test_everybody_killed_at_once_leaves_nothing(tmp_path):
