@@ -125,8 +125,8 @@ def _parser() -> _Parser:
     _add_output(parser.add_argument_group("output"))
     _add_course(parser.add_argument_group("failures and CPUs"))
     hosts = parser.add_argument_group("several hosts")
-    hosts.add_argument("--nnodes", type=int, metavar="HOSTS", help="number of hosts (default: one)")
-    hosts.add_argument("--node-rank", type=int, metavar="INDEX", help="index of this host: 0 to HOSTS - 1")
+    hosts.add_argument("--nnodes", type=_whole, metavar="HOSTS", help="number of hosts (default: one)")
+    hosts.add_argument("--node-rank", type=_whole, metavar="INDEX", help="index of this host: 0 to HOSTS - 1")
     hosts.add_argument("--rdzv", metavar="HOST:PORT", help="where host 0 listens for the others")
     return parser
 
@@ -267,12 +267,12 @@ def _ranks(text: str, size: int) -> list[int]:
 def _whole(text: str) -> int:
     number = whole_number(text)
     if number is None or number > 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of times, such as 3")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 3")
     return number
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) < 1e6:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, such as 0.5")

@@ -2,6 +2,8 @@
 
 The lines of a traceback are shown together. The unfinished line of one rank (a progress bar, a prompt) is
 shown as it grows. It is drawn again below lines that other ranks print meanwhile.
+
+A screen never blocks: it keeps what its reader does not take yet, and shmrun reads no more for it meanwhile.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Screen:
         self.tty = tty
         self.front = front
         self.error: OSError | None = None  # the first error of a write, after which nothing is written
+        self._unwritten: collections.deque[tuple[int, bytes]] = collections.deque()
         self._open: Stream | None = None
         self._drawn = b""  # text of the unfinished line on a terminal
         # On a terminal, another stream and its unfinished line, drawn again when the open line is finished.
@@ -114,12 +117,32 @@ class Screen:
             self._open = self._covered = None
 
     def write(self, fd: int, data: bytes) -> None:
-        """Write all data, unless an earlier write failed: an error of our reader must not end the ranks."""
+        """Write data, now or by `flush`, unless an earlier write failed, which must not end the ranks."""
+        if data and self.error is None:
+            self._unwritten.append((fd, data))
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the reader takes now."""
         try:
-            if self.error is None:
-                _write(fd, data)
+            while self._unwritten:
+                fd, data = self._unwritten.popleft()
+                rest = data[_write(fd, data) :]
+                if rest:
+                    self._unwritten.appendleft((fd, rest))
+                    break
         except OSError as error:
-            self.error = error
+            self.give_up(error)
+
+    def give_up(self, error: OSError) -> None:
+        """Write nothing any more."""
+        self.error = error
+        self._unwritten.clear()
+
+    @property
+    def blocked_fd(self) -> int | None:
+        """Return the descriptor whose reader has not taken everything, if any."""
+        return self._unwritten[0][0] if self._unwritten else None
 
 
 class Stream:
@@ -179,6 +202,11 @@ class Stream:
         if self.log is not None:
             self.log.close()
 
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether the reader of this stream's screen has not taken everything yet."""
+        return self._screen is not None and self._screen.blocked_fd is not None
+
     def last_segment(self, line: bytes) -> bytes:
         """Return the text after the last carriage return; the whole line if output is passed on unchanged."""
         return _last_segment(line) if self.prefix else line
@@ -234,10 +262,17 @@ def screens(out_fd: int, err_fd: int, make: Callable[[bool], Screen]) -> tuple[S
     return out, out if same else make(err_tty)
 
 
-def _write(fd: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
+def _write(fd: int, data: bytes) -> int:
+    """Write without blocking; return the number of bytes written.
+
+    The descriptor stays as it is, since other processes use it too: a pipe takes, if ready, PIPE_BUF bytes.
+    """
+    written = 0
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    while written < len(data) and poller.poll(0):
         try:
-            rest = rest[os.write(fd, rest) :]
+            written += os.write(fd, data[written : written + select.PIPE_BUF])
         except BlockingIOError:  # another process has made the terminal non-blocking
-            select.select([], [fd], [])
+            break
+    return written

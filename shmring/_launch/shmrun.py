@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -37,6 +39,7 @@ from .traceback_tail import exception_line, is_consequence, traceback_tail
 
 _CAUSE_S = 1.0  # time for the cause to appear if the first failure is a consequence of another rank's
 _SWEEP_S = 1.0  # time for processes that the ranks have left running
+_READER_S = 1.0  # after a signal to end, time for the reader of the output to take the next part
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded; the ranks must then end
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _SECOND_S = 0.5  # an ending signal this much later is a second one, not a copy of the first
@@ -120,7 +123,7 @@ def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[i
 def _check_report(path: str | None) -> None:
     if path is not None:
         place = path if os.path.exists(path) else os.path.dirname(path) or "."
-        if os.path.isdir(path) or not os.access(place, os.W_OK):
+        if not path or os.path.isdir(path) or not os.access(place, os.W_OK):
             raise OSError(
                 f"--report is {path!r}, which cannot be written: name a file in a directory of yours"
             )
@@ -239,7 +242,9 @@ class _Run:
         self._screens = screens(_OUT, _ERR, self._screen)
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.fd, selectors.EVENT_READ)
+        self._pipes: dict[int, Stream] = {}  # the ranks' open pipes
         self._forwarded: int | None = None
+        self._is_hurried = False  # by a second signal to end
         self._oom_kills = oom_kills()
         self._stopping = False  # the ranks have been sent SIGTERM because one failed
         self._terminate_at = float("inf")
@@ -315,6 +320,7 @@ class _Run:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe.fileno(), selectors.EVENT_READ, stream)
+            self._pipes[pipe.fileno()] = stream
 
     def _streams(self, rank: int) -> list[Stream]:
         """Return the streams of a rank's stdout and stderr."""
@@ -346,14 +352,14 @@ class _Run:
     def _step(self) -> None:
         next_event = min(self._terminate_at, self._kill_at, *(screen.due_at for screen in self._screens))
         left_s = None if next_event == float("inf") else max(0.0, next_event - time.monotonic())
+        self._watch()
         for key, _ in self._selector.select(left_s):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(key.fd, 4096)
-            else:
+            if isinstance(key.data, Screen):
+                self._selector.unregister(key.fd)
+                key.data.flush()
+            elif key.data is not None and not key.data.is_blocked:
                 self._pump(key.fd, key.data)
-        while self._signals.came:
-            self._forward(self._signals.came.pop(0))
+        self._take_signals()
         for rank in self._ranks:
             if rank.exit_code is None:
                 self._look_at(rank)
@@ -368,6 +374,24 @@ class _Run:
             self._kill_at = float("inf")
             self._signal_ranks(signal.SIGKILL)
 
+    def _watch(self) -> None:
+        """Watch the ranks' pipes, but while the reader of a screen does not read, that reader instead."""
+        watched = self._selector.get_map()
+        for screen in self._screens:
+            if screen.blocked_fd is not None and screen.blocked_fd not in watched:
+                self._selector.register(screen.blocked_fd, selectors.EVENT_WRITE, screen)
+        for fd, stream in self._pipes.items():
+            if stream.is_blocked and fd in watched:
+                self._selector.unregister(fd)
+            elif not stream.is_blocked and fd not in watched:
+                self._selector.register(fd, selectors.EVENT_READ, stream)
+
+    def _take_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._signals.fd, 4096)
+        while self._signals.came:
+            self._forward(self._signals.came.pop(0))
+
     def _pump(self, fd: int, stream: Stream) -> int:
         """Pass on available data; return its bytes, 0 if there is none now or the stream has ended."""
         try:
@@ -378,7 +402,9 @@ class _Run:
             stream.feed(data)
         else:
             stream.close()
-            self._selector.unregister(fd)
+            del self._pipes[fd]
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
         return len(data)
 
     def _forward(self, number: int) -> None:
@@ -398,6 +424,7 @@ class _Run:
             self._second_from = now + _SECOND_S
             self._signal_ranks(number)
         elif now >= self._second_from:
+            self._is_hurried = True
             self._signal_ranks(signal.SIGKILL)
         else:
             return
@@ -419,6 +446,9 @@ class _Run:
         for rank in self._ranks:
             if rank.exit_code is None:
                 _signal_group(rank.process.pid, number)
+                with contextlib.suppress(OSError):  # the rank may be another user's, by setuid
+                    if os.getpgid(rank.process.pid) != rank.process.pid:  # the rank has left its group
+                        os.kill(rank.process.pid, number)
 
     def _look_at(self, rank: _Rank) -> None:
         """Check whether a rank has ended; if it has failed, plan the end of the others."""
@@ -433,7 +463,8 @@ class _Run:
             return
         rank.failed_at = sum(other.failed_at is not None for other in self._ranks)
         if self._options.keep_going:
-            print_message(f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}")
+            ended = f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}"
+            self._screens[1].show(_ERR, f"shmrun: {ended}".encode(), ends=False)
         elif not self._stopping:
             patience_s = _CAUSE_S if is_consequence(rank.traceback_tail) else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
@@ -442,7 +473,7 @@ class _Run:
         """Pass on the last output of an ended rank: at most a full pipe, as its children may write on."""
         for pipe, stream in ((rank.process.stdout, rank.out), (rank.process.stderr, rank.err)):
             assert pipe is not None
-            if pipe.fileno() in self._selector.get_map():
+            if pipe.fileno() in self._pipes:
                 left = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
                 while left > 0 and (count := self._pump(pipe.fileno(), stream)):
                     left -= count
@@ -461,12 +492,31 @@ class _Run:
             rank.err.close()
         for screen in self._screens:
             screen.finish()
+            self._wait_for_reader(screen)
         self._selector.close()
         os.close(self._ended_fd)
         for rank in self._ranks:
             for pipe in (rank.process.stdout, rank.process.stderr):
                 assert pipe is not None
                 pipe.close()
+
+    def _wait_for_reader(self, screen: Screen) -> None:
+        """Block until all output is read; after a signal to end, only as long as its reader reads."""
+        while screen.blocked_fd is not None:
+            poller = select.poll()
+            poller.register(self._signals.fd, select.POLLIN)
+            poller.register(screen.blocked_fd, select.POLLOUT)
+            patience_s = None if self._forwarded is None else 0.0 if self._is_hurried else _READER_S
+            if poller.poll(None if patience_s is None else patience_s * 1000):
+                self._take_signals()
+                screen.flush()
+            else:
+                screen.give_up(OSError(errno.ETIMEDOUT, "their reader does not read"))
+                null = os.open(os.devnull, os.O_WRONLY)  # shmrun's own messages must not wait for it either
+                for fd, its in zip((_OUT, _ERR), self._screens, strict=True):
+                    if its is screen:
+                        os.dup2(null, fd)
+                os.close(null)
 
     def _failed(self) -> list[_Rank]:
         """Return the ranks that failed by themselves, causes before consequences."""

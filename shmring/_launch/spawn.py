@@ -546,7 +546,7 @@ class _Launch:
         return self._keeps_going or not self.failures
 
     def stop(self, patience_s: float) -> None:
-        """End all ranks: wait for `patience_s`, then send SIGTERM, then SIGKILL; SIGKILL after an exception."""
+        """End all ranks: wait, then send SIGTERM, then SIGKILL. After an exception, send SIGKILL at once."""
         try:
             self._wait_for_exits(patience_s)
             for rank in self._ranks:

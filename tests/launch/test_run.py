@@ -489,6 +489,16 @@ def test_a_ranks_child_that_writes_without_end_does_not_hold_it_up(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_rank_that_leaves_its_group_is_ended_too(shmrun):
+    code = """
+        os.setpgid(0, os.getpgid(os.getppid()))
+        if rank == 0:
+            time.sleep(100)
+        sys.exit(3)
+        """
+    assert shmrun(code).returncode == 3
+
+
 def test_a_group_that_is_another_users_counts_as_gone(monkeypatch):
     def killpg(group, number):
         raise PermissionError

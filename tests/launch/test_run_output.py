@@ -1,12 +1,15 @@
 """shmrun: where it shows the ranks' output, and what it writes to files."""
 
+import contextlib
 import functools
 import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
+import time
 
 import jsonschema
 import pytest
@@ -220,6 +223,41 @@ def test_a_full_disk_behind_stdout_is_reported(tmp_path, code, statuses):
     assert text == b"shmrun: the output of the ranks cannot be shown: No space left on device\n"
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, "failure"])
+def test_a_reader_that_does_not_read_holds_up_no_end(tmp_path, end):
+    full = tmp_path / "full"
+    code = f"""
+        while rank == 1:
+            if os.path.exists({str(full)!r}):
+                sys.exit(3)
+            time.sleep(0.01)
+        open("{tmp_path}/pid", "w").write(str(os.getpid()))
+        while True:
+            print("line" * 100)
+        """
+    reader, writer = os.pipe()
+    how = {"stdout": writer, "stderr": writer, "start_new_session": True, "preexec_fn": restore_sighup}
+    with subprocess.Popen(command(tmp_path, code), env={**os.environ, **QUIET}, **how) as process:
+        try:
+            while select.select([], [writer], [], 0)[1]:
+                time.sleep(0.01)
+            time.sleep(0.3)  # shmrun has come to wait for the reader
+            if end == "failure":
+                full.touch()
+                while os.path.exists(f"/proc/{(tmp_path / 'pid').read_text()}"):
+                    time.sleep(0.01)
+                os.close(reader)
+                assert process.wait(LIMIT_S) == 3
+            else:
+                process.send_signal(end)
+                assert process.wait(LIMIT_S) == 128 + end
+        finally:
+            process.kill()
+            os.close(writer)
+            with contextlib.suppress(OSError):
+                os.close(reader)
+
+
 def test_a_failure_is_in_the_report_even_without_a_reader_of_stderr(tmp_path):
     report = tmp_path / "report.json"
     reader, writer = os.pipe()
@@ -356,8 +394,10 @@ def test_a_report_says_how_each_rank_has_ended(shmrun, tmp_path, code, options, 
         (["--collapse", "--no-prefix"], "give one of them"),
         (["--log-dir", os.devnull], "--log-dir is '/dev/null', where no files can be made: "),
         (["--report", "no/such/directory"], "--report is 'no/such/directory', which cannot be written: "),
-        (["--restart", "-1"], "'-1' is no number of times"),
-        (["--restart", "x"], "'x' is no number of times"),
+        (["--restart", "-1"], "'-1' is no whole number, such as 3"),
+        (["--nnodes", "x"], "'x' is no whole number, such as 3"),
+        (["--grace", "soon"], "'soon' is no number of seconds, such as 0.5"),
+        (["--report", ""], "--report is '', which cannot be written: "),
         (["--restart", "2", "--keep-going"], "give one of them"),
         (
             ["--restart", "2", "--nnodes", "2", "--node-rank", "0", "--rdzv", "x:1"],
