@@ -7,6 +7,7 @@ outlives `spawn`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -175,19 +176,30 @@ def _checked_method(method: str | None) -> str | None:
 def _default_method(fn: Callable[..., Any]) -> str:
     # allow_none: do not fix the start method for the rest of the process, as get_start_method() would.
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if method != "fork" and _lives_in_session(fn):
+    if method != "fork" and not _can_import_main() and _lives_in_main(fn):
         # A main module from standard input has a __file__ that does not exist, which multiprocessing would
         # open.
-        pretends_a_file = hasattr(sys.modules["__main__"], "__file__")
+        main = sys.modules["__main__"]
+        pretends_a_file = getattr(main, "__spec__", None) is None and hasattr(main, "__file__")
         if pretends_a_file or _cloudpickle() is None:
             return "fork"
     return method
 
 
-def _lives_in_session(fn: Callable[..., Any]) -> bool:
-    """Return whether fn is defined in a notebook or at a prompt, so that no other process can import it."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    return getattr(fn, "__module__", None) == "__main__" and not (path and os.path.exists(path))
+def _can_import_main() -> bool:
+    """Return whether a new process imports the main module, as multiprocessing does for a script."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # not for the __main__.py of a package, a folder or a zip file
+        return str(spec.name).rpartition(".")[2] != "__main__"
+    path = getattr(main, "__file__", None)  # none in a notebook or at a prompt
+    return path is not None and os.path.exists(path)
+
+
+def _lives_in_main(fn: Callable[..., Any]) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__module__", None) == "__main__"
 
 
 def _cloudpickle() -> Any:
@@ -200,12 +212,14 @@ def _cloudpickle() -> Any:
 
 def _pickle_call(call: _Call) -> bytes:
     problem: Exception | None = None
-    if not _lives_in_session(call[0]):  # pickle would store a name that the rank cannot import
+    cloudpickle = _cloudpickle()
+    # pickle would store only the names of objects in a main module that the rank cannot import.
+    in_session = not _can_import_main() and (cloudpickle is not None or _lives_in_main(call[0]))
+    if not in_session:
         try:
             return pickle.dumps(call, protocol=5)
         except Exception as error:  # whatever __reduce__ raises
             problem = error
-    cloudpickle = _cloudpickle()
     if cloudpickle is None:
         raise TypeError(
             f"{call[0]!r} and its arguments cannot be sent to the ranks by pickle "

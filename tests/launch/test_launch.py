@@ -567,6 +567,29 @@ def test_functions_of_a_session_without_a_file(method):
     assert done.stdout.strip() == "[5, 6]", done.stderr
 
 
+PROGRAM = """
+import functools
+import shmring
+
+class Offset:
+    value = 5
+
+def work(comm, offset):
+    return comm.rank + offset.value
+
+if __name__ == "__main__":
+    print(shmring.spawn(functools.partial(work, offset=Offset()), 2, method="spawn"))
+"""
+
+
+@pytest.mark.parametrize("how", [["-c", PROGRAM], ["program"], ["-m", "program"]])
+def test_objects_of_a_main_module_that_no_rank_can_import(tmp_path, how):
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "__main__.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, *how], capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    assert done.stdout == "[5, 6]\n", done.stderr
+
+
 @pytest.mark.parametrize("default", ["fork", "spawn"])
 def test_functions_of_a_script_from_standard_input(default):
     script = f"import multiprocessing\nmultiprocessing.set_start_method({default!r})\n"
