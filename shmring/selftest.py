@@ -1,6 +1,8 @@
 """`python -m shmring.selftest` is the command `shmring selftest`."""
 
-from .tools.selftest import main
+import sys
+
+from .tools.command import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["selftest", *sys.argv[1:]]))

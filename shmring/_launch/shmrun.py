@@ -28,7 +28,7 @@ from .._bootstrap.environment import ENDED_NAME
 from .._bootstrap.join import world
 from .._config.settings import Settings, parse_address
 from .._system.limits import oom_kills
-from .._system.processes import describe_exit, parent_death_tie
+from .._system.processes import describe_exit, open_standard_streams, parent_death_tie
 from .cpu_binding import Cpus, share_cpus
 from .dedupe import Dedupe
 from .log_files import Log, create_logs, restart_directory
@@ -44,7 +44,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded; the ranks
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _SECOND_S = 0.5  # an ending signal this much later is a second one, not a copy of the first
 _READ_NBYTES = 1 << 16
-_OUT, _ERR = 1, 2  # sys.stdout and sys.stderr are None if shmrun was started without them
+_OUT, _ERR = 1, 2
 _NO_KEY = (
     "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
     "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
@@ -54,7 +54,7 @@ _NO_KEY = (
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    _open_standard()
+    open_standard_streams()
     options = parse(sys.argv[1:] if argv is None else argv)
     environment = dict(os.environ)
     if options.mpi4py:
@@ -102,15 +102,6 @@ def _attempts(
         signals.forget(_PASSED_ON)
         print_message(f"restart {attempt + 1} of {options.restart}: all {share.size} ranks start again")
     return status, {"restarts": attempt, **run.outcome()}
-
-
-def _open_standard() -> None:
-    """Open /dev/null for a missing stdin, stdout or stderr, so that no pipe of a rank gets its number."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # returns the lowest free number: fd
 
 
 def _logs_of(options: argparse.Namespace, share: _Share, attempt: int) -> dict[int, tuple[Log, Log]]:

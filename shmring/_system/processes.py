@@ -1,4 +1,4 @@
-"""End a rank with its launcher, and describe how a process ended."""
+"""End a rank with its launcher, describe how a process ended, and open missing standard streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable
 
@@ -48,6 +49,17 @@ def die_with(pid: int, sentinel: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="shmring-launcher-watch", daemon=True).start()
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null for a missing stdin, stdout or stderr, so that no other file gets its number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # returns the lowest free number: fd
+        if getattr(sys, name) is None:  # Python found none when it started
+            setattr(sys, name, open(os.devnull, "w" if fd else "r"))  # noqa: SIM115
 
 
 def describe_exit(exit_code: int) -> str:

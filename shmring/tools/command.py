@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from .._config.optional_deps import Missing
+from .._system.processes import open_standard_streams
 from . import bench, doctor, dump, info, predict, ps, selftest, top, tune
 from ._cli import BAD_USAGE, Parser, complain
 
@@ -18,6 +19,7 @@ _COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
+    open_standard_streams()
     parser = Parser(
         prog="shmring",
         description="Inspect this machine, measure its speed, and observe running communicators.",

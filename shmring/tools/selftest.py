@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import platform
-import signal
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +29,6 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("selftest", help=summary, description=_ABOUT)
     _cli.add_json(parser, "the checks")
     parser.set_defaults(run=run)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m shmring.selftest` and return the exit status."""
-    parser = _cli.Parser(prog="shmring selftest", description=_ABOUT)
-    _cli.add_json(parser, "the checks")
-    try:
-        return run(parser.parse_args(argv))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -292,6 +292,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         _check(options)
         return _run(options)
+    except BrokenPipeError:
+        raise  # the reader of the output has ended, as `head` does
     except (shmring.Error, ValueError, OSError) as error:
         return _cli.complain("shmring tune", " ".join(str(error).split()), _cli.BAD_USAGE)
     except KeyboardInterrupt:

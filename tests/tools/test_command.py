@@ -463,3 +463,19 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line():
         )
     assert done.returncode == 1
     assert done.stderr == "shmring ps: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reader", "status"),
+    [
+        ("shmring ps", "<&- >&-", 0),
+        ("shmring ps", ">&- 2>&-", 0),
+        ("shmring.selftest", "> >(head -n 0)", 128 + signal.SIGPIPE),
+        ("shmring tune --dry-run --ranks 2 --seconds 0.1", "> >(head -n 0)", 128 + signal.SIGPIPE),
+    ],
+)
+def test_commands_end_well_without_a_reader(arguments, reader, status):
+    # The wait is for `head`: what it does not read has to find the pipe closed.
+    line = f'exec {reader}; wait $!; "$0" -m {arguments}'
+    done = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (status, "")

@@ -75,7 +75,7 @@ BROKEN = """
     import os, sys
     import numpy as np
     from shmring.tools import selftest_checks as selftest
-    from shmring.tools import selftest as command
+    from shmring.tools import command
 
     def die(comm, tally):
         os.abort()
@@ -91,7 +91,7 @@ BROKEN = """
         selftest.FAMILIES["moves"] = die
     if what == "descriptors":
         selftest._an_exception = leave_open
-    raise SystemExit(command.main())
+    raise SystemExit(command.main(["selftest"]))
 """
 
 
@@ -122,8 +122,8 @@ def with_dev_shm(mount, **more):
     around = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"']
     if not shutil.which("unshare") or subprocess.run([*around, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount another /dev/shm")
-    quick = "from shmring.tools import selftest as command, selftest_checks\n"
-    quick += "selftest_checks.MANY_RANKS = 2; raise SystemExit(command.main(['--json']))"
+    quick = "from shmring.tools import command, selftest_checks\n"
+    quick += "selftest_checks.MANY_RANKS = 2; raise SystemExit(command.main(['selftest', '--json']))"
     return subprocess.run(
         [*around, sys.executable, "-c", quick],
         env=environment(**more), capture_output=True, text=True, timeout=LIMIT_S, check=False,
