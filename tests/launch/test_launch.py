@@ -17,7 +17,7 @@ import traceback
 
 import numpy as np
 import pytest
-from leftovers import is_alive, left_running, names_in_shm, wait_until
+from leftovers import descendants, is_alive, left_running, names_in_shm, wait_until
 
 import shmring
 from shmring._launch import spawn
@@ -498,7 +498,7 @@ def after(function):
 def test_ctrl_c_at_any_moment_leaves_no_rank(monkeypatch, owner, name):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(owner, name, after(getattr(owner, name)))
-    before = set(Path("/proc/self/fd").iterdir())
+    before, earlier = set(Path("/proc/self/fd").iterdir()), set(descendants())
     with pytest.raises(KeyboardInterrupt):
         shmring.spawn(place, 2, method="fork")
     gc.collect()
@@ -506,17 +506,7 @@ def test_ctrl_c_at_any_moment_leaves_no_rank(monkeypatch, owner, name):
     # multiprocessing keeps its pipes if its fork is interrupted.
     assert not [path for path in opened if name != "fork" or not path.startswith("pipe:")]
     assert "OMP_NUM_THREADS" not in os.environ
-    wait_until(lambda: not is_any_child_alive())
-
-
-def is_any_child_alive():
-    """Return whether a child of this process runs. One whose fork was interrupted stays as a zombie."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
+    wait_until(lambda: not any(map(is_alive, set(descendants()) - earlier)))
 
 
 def reap(number, frame):
