@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
