@@ -12,6 +12,7 @@ import resource
 import stat
 
 from ..errors import Error
+from . import procfs
 from .limits import explain
 
 
@@ -77,7 +78,7 @@ def may_have_open(pid: int, fd: int) -> bool:
     try:
         return _has_open(pid, os.readlink(f"/proc/self/fd/{fd}"), identity_of(fd))
     except OSError:
-        return True
+        return not procfs.has_ended(pid)
 
 
 def processes_with(fd: int) -> set[int]:

@@ -33,7 +33,7 @@ def state(pid: int, start: int) -> str:
     """Return a short description of the state of a late process."""
     fields = _stat(pid)
     if fields is None:  # /proc may not be mounted, or may hide the process (hidepid)
-        return "gone" if _has_ended(pid) else "alive, and not shown by /proc"
+        return "gone" if has_ended(pid) else "alive, and not shown by /proc"
     if start and int(fields[19]) != start:
         return "gone"
     if fields[0] == "Z" and int(fields[17]) > 1:  # only the main thread has ended so far
@@ -62,7 +62,7 @@ def _is_dead(pid: int, start: int) -> bool:
     return int(fields[19]) != start or bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILLED)
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Return whether a process has ended, without /proc."""
     try:
         fd = os.pidfd_open(pid)

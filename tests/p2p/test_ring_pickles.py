@@ -278,6 +278,22 @@ def test_a_close_that_was_interrupted_is_completed(monkeypatch, kind):
     assert segments() == before
 
 
+def fill(ring):
+    for _ in range(4):
+        ring.put(bytes(ring.nbytes // 3), ENOUGH_S)
+
+
+@BOTH
+def test_a_child_that_others_have_waited_for_has_ended(kind):
+    """multiprocessing never learns of its end, as in a program that ignores SIGCHLD."""
+    with KINDS[kind]() as ring:
+        child = FORK.Process(target=keep, args=(ring,))
+        child.start()
+        os.waitpid(child.pid, 0)
+        with pytest.raises(shmring.RankFailed, match="ended"):
+            fill(ring)
+
+
 def segments_of_a_child():
     """Return the number of those that a forked child keeps: none of arrays whose pickles are its parent's."""
     child = FORK.Process(target=exit_with_segments)
