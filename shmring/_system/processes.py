@@ -53,11 +53,12 @@ def die_with(pid: int, sentinel: int) -> None:
 
 def open_standard_streams() -> None:
     """Open /dev/null for a missing stdin, stdout or stderr, so that no other file gets its number."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+    for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # returns the lowest free number: fd
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # Python found none when it started
             setattr(sys, name, open(os.devnull, "w" if fd else "r"))  # noqa: SIM115
 
