@@ -77,7 +77,8 @@ class Adoption:
         Raises
         ------
         RuntimeError
-            While a call of this rank, or a `Transfer` of the array, is under way.
+            While a call of this rank, such as `send` in another thread, or a `Transfer` of the array is under
+            way.
         OutOfMemory
             If there is no memory for a private copy.
         """

@@ -259,10 +259,15 @@ cdef class Endpoint(FusedCollectives):
             self.transfers.clear()
         return 0
 
-    # True if a pending transfer sends or receives any of these bytes.
+    # True if a call of another thread may send or receive any of these bytes, or a pending transfer does. None does so
+    # once the communicator has ended.
     cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1:
         cdef PendingMessage pending
         cdef uintptr_t begin
+        if self.engine.closed_because is not None or sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
+            return False
+        if self.is_messaging:
+            return True
         if self.transfers is not None:
             for pending in self.transfers:
                 begin = <uintptr_t> pending.message.data

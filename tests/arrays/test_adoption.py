@@ -1,10 +1,12 @@
 """Arrays of other libraries that all ranks map in place: their contents and their lifetime."""
 
+import contextlib
 import errno
 import gc
 import mmap
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -255,6 +257,58 @@ def release_during_a_transfer(comm, how):
     if comm.rank == 0:
         adoption.release()
     return set(array.tolist())
+
+
+def release_beside_a_send(comm):
+    array, adoption = adopt(comm)
+    if comm.rank == 0:
+        thread = threading.Thread(target=send, args=(comm, array))
+        thread.start()
+        while is_free(comm):
+            time.sleep(0.001)
+        with pytest.raises(RuntimeError, match="under way"):
+            adoption.release()
+        comm.barrier()
+        thread.join()
+        adoption.release()
+        return None
+    comm.barrier()
+    message = np.zeros_like(array)
+    comm.recv(message, 0)
+    adoption.release()
+    return set(message.tolist())
+
+
+def send(comm, array):
+    with contextlib.suppress(RuntimeError):  # the other thread was in is_free
+        return comm.send(array, 1, matched=True)
+    return send(comm, array)
+
+
+def is_free(comm):
+    try:
+        comm.iprobe()
+    except RuntimeError:  # another thread is sending
+        return False
+    return True
+
+
+def test_memory_in_a_call_of_another_thread_is_not_released(world_of):
+    assert world_of(2)(release_beside_a_send) == [None, {1}]
+
+
+@pytest.mark.parametrize("how", ["isend", "irecv"])
+def test_memory_in_a_transfer_of_an_ended_communicator_is_released(how):
+    with shmring.init() as world:
+        comm = world.dup()
+        array, adoption = adopt(comm)
+        transfer = comm.isend(array, 0, matched=True) if how == "isend" else comm.irecv(array, 0)
+        with contextlib.suppress(shmring.Error):
+            comm.abort("for this test")
+        with pytest.raises(shmring.Aborted):
+            transfer.wait()
+        adoption.release()
+        world.adopt(memory_of(array)).release()
 
 
 @pytest.mark.parametrize(("how", "results"), [("isend", [None, {1}]), ("irecv", [{2}, {2}])])
