@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
 from typing import Any, Literal, TypeVar, overload
 
 from .._bootstrap.join import World, check_nprocs, world
@@ -212,14 +212,14 @@ def _cloudpickle() -> Any:
 
 def _pickle_call(call: _Call) -> bytes:
     problem: Exception | None = None
-    cloudpickle = _cloudpickle()
     # pickle would store only the names of objects in a main module that the rank cannot import.
-    in_session = not _can_import_main() and (cloudpickle is not None or _lives_in_main(call[0]))
+    in_session = not _can_import_main() and (_cloudpickle() is not None or _lives_in_main(call[0]))
     if not in_session:
         try:
             return pickle.dumps(call, protocol=5)
         except Exception as error:  # whatever __reduce__ raises
             problem = error
+    cloudpickle = _cloudpickle()
     if cloudpickle is None:
         raise TypeError(
             f"{call[0]!r} and its arguments cannot be sent to the ranks by pickle "
@@ -377,11 +377,11 @@ def _run_rank(ticket: _Ticket, connection: Connection) -> None:
     _tie_to_launcher(ticket.launcher_pid)
     for end in ticket.ends:
         end.close()
-    os.write(connection.fileno(), _MARK)
     if ticket.threads:
         os.environ["OMP_NUM_THREADS"] = ticket.threads
     reporter = _Reporter(connection, ticket.rank)
     with contextlib.suppress(BrokenPipeError, ConnectionError):  # the launcher has closed the connection
+        os.write(connection.fileno(), _MARK)
         try:
             body = _receive_call(connection.fileno())  # an error if the launcher has given up
             fn, args, kwargs = ticket.call or pickle.loads(body)
@@ -474,22 +474,28 @@ class _Rank:
     @property
     def has_ended(self) -> bool:
         """Return whether the process has ended. Its exit code may be unknown then."""
-        pid = self.process.pid
-        if pid is None or self.process.exitcode is not None:
-            return True
         try:
+            pid = self.process.pid
+            if pid is None or self.process.exitcode is not None:
+                return True
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # SIGCHLD is ignored, or other code has waited for all children
             return self.is_child
+        except ValueError:  # released
+            return True
         return False
 
     def release(self) -> None:
-        """Wait for the end of the process, and give back what it used here."""
-        if self.is_started:
-            self.process.join()
-        with contextlib.suppress(ValueError):  # its exit code is unknown, so it may run still
-            self.process.close()
+        """Wait for the end of the process, and give back what it used here.
+
+        After an exception, call it again.
+        """
         self.connection.close()
+        with contextlib.suppress(ValueError):  # closed before, or its exit code is unknown
+            if self.is_started:
+                self.process.join()
+            self.process.close()
+        _children.discard(self.process)  # multiprocessing keeps those whose exit code it does not know
 
 
 class _Launch:
