@@ -180,8 +180,8 @@ class QueueEnds(Ends):
         """
         if self.closed_because is None:
             self._close("this ring is closed here")
+        end_s = time.monotonic() + _LINGER_S
         if self._fd >= 0:  # also after an exception in a call of close
-            end_s = time.monotonic() + _LINGER_S
             _lingering[self._fd] = self._npickles, end_s
             self._fd = -1  # no handler of a signal runs between these two lines
             _open.discard(self)

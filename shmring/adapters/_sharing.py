@@ -47,6 +47,8 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any
             reduced = reduce_array(array)
         elif array.nbytes >= least_nbytes and not array.dtype.hasobject:
             reduced = reduce_copy(array)
+            if reduced is None and not array.flags.writeable:  # the receiver's copy is writable in any case
+                array = array.copy("K")
         if reduced is None:
             return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if sent is not None:
