@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .calls import Call
-from .messages import has_gaps
+from .messages import Handle, handle, has_gaps
 
 _Class = TypeVar("_Class", bound=type)
 _PREFIX = "_prepare_"
@@ -70,9 +70,14 @@ def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[...,
         return prepare(self, *args, **keywords).issue()
 
     def persist(self: Any, *args: Any, info: Any = None, **keywords: Any) -> Any:
-        call = prepare(self, *args[:most], **keywords)
-        if any(map(has_gaps, [*args, *keywords.values()])):
-            call = Again(call, functools.partial(prepare, self, *args[:most], **keywords))
+        args = args[:most]
+        is_copied = any(map(has_gaps, [*args, *keywords.values()]))
+        if is_copied:
+            args = _frozen(args)
+            keywords = {name: _frozen(value) for name, value in keywords.items()}
+        call = prepare(self, *args, **keywords)
+        if is_copied:
+            call = Again(call, functools.partial(prepare, self, *args, **keywords))
         return call.persist()
 
     doc = prepare.__doc__ or ""
@@ -83,6 +88,15 @@ def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[...,
         ),
         f"{name}_init": _named(persist, f"{name}_init", f"{doc} Return a persistent request.", prepare),
     }
+
+
+def _frozen(value: Any) -> Any:
+    """Return an argument that stays if the program changes the lists in it, or frees the datatypes."""
+    if isinstance(value, Handle):
+        return handle(type(value), value._ref)
+    if isinstance(value, (list, tuple)):  # stays a list: [1, 2] are two counts, (1, 2) are one and its place
+        return [_frozen(part) for part in value] if isinstance(value, list) else tuple(map(_frozen, value))
+    return value
 
 
 def _named(

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+_MOST_INDEX_NBYTES = 2**20  # of an index that is kept for the next message
+_MOST_INDEXED_NBYTES = 4096  # of a message whose index is faster than a view with strides
 _UNITS = {nbytes: np.dtype(f"u{nbytes}") for nbytes in (1, 2, 4, 8)}
 Part = tuple[Any, Any, "Layout"]
 
@@ -69,18 +71,57 @@ class Layout:
         last = (count - 1) * self.extent
         return self.true_lb + min(0, last), self.true_ub + max(0, last)
 
+    @functools.cached_property
+    def _axes(self) -> list[tuple[int, int]] | None:
+        """Number and distance along each axis if the segments are an array of such; else None."""
+        if (self.lengths != self.lengths[0]).any():
+            return None
+        axes: list[tuple[int, int]] = []
+        offsets = self.offsets
+        while len(offsets) > 1:
+            step = offsets[1] - offsets[0]
+            others = np.flatnonzero(np.diff(offsets) != step)
+            number = int(others[0]) + 1 if len(others) else len(offsets)
+            if len(offsets) % number:
+                return None
+            rows = offsets.reshape(-1, number)
+            if (np.diff(rows) != step).any():
+                return None
+            axes.insert(0, (number, int(step)))
+            offsets = rows[:, 0]
+        return axes
+
     def gather(self, region: Any, count: int) -> Any:
         """Return the bytes of `count` items, one after another; `region` is the memory in their bounds."""
-        if self.is_dense or (len(self.offsets) == 1 and count == 1):
+        if not len(region) or self.is_dense or (len(self.offsets) == 1 and count == 1):
             return region.copy()
+        places = self._strided(region, count)
+        if places is not None:
+            return places.flatten().view(np.uint8)
         return region.view(_UNITS[self._unit])[self._index_of(count)].view(np.uint8)
 
     def scatter(self, packed: Any, region: Any, count: int) -> None:
         """Copy what `gather` returned back to the items."""
-        if self.is_dense or (len(self.offsets) == 1 and count == 1):
+        if not len(region) or self.is_dense or (len(self.offsets) == 1 and count == 1):
             region[:] = packed
+            return
+        places = self._strided(region, count)
+        if places is not None:
+            places[:] = packed.view(places.dtype).reshape(places.shape)
         else:
             region.view(_UNITS[self._unit])[self._index_of(count)] = packed.view(_UNITS[self._unit])
+
+    def _strided(self, region: Any, count: int) -> Any:
+        """Return the items in memory as an array: items, segments of each, integers of each.
+
+        Return None if an index is faster, or there is no such array.
+        """
+        if count * self.nbytes <= _MOST_INDEXED_NBYTES or self._axes is None:
+            return None
+        axes = [(count, self.extent), *self._axes, (int(self.lengths[0]) // self._unit, self._unit)]
+        shape, strides = zip(*axes[count == 1 :], strict=True)
+        first = int(self.offsets[0]) - self.true_lb - min(0, (count - 1) * self.extent)
+        return np.ndarray(shape, _UNITS[self._unit], region, first, strides)
 
     def _index_of(self, count: int) -> Any:
         known, index = self._index
@@ -88,9 +129,11 @@ class Layout:
             starts, lengths = (self.offsets - self.true_lb) // self._unit, self.lengths // self._unit
             index = _spread(starts, lengths, 1)
             if count != 1:
-                items = np.arange(count) * (self.extent // self._unit)
-                index = ((items - min(0, *items[-1:]))[:, None] + index).reshape(-1)
-            self._index = count, index
+                step = self.extent // self._unit
+                items = np.arange(count) * step - min(0, (count - 1) * step)
+                index = (items[:, None] + index).reshape(-1)
+            if index.nbytes < _MOST_INDEX_NBYTES:
+                self._index = count, index
         return index
 
 

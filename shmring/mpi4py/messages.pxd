@@ -84,6 +84,7 @@ cdef class Data:
     cdef int place_copy(self, object count, object displ, int blocks) except -1
     cdef object copy_of(self, Py_ssize_t displ, Py_ssize_t count, TypeInfo info)
     cdef object stretch(self, Py_ssize_t begin, Py_ssize_t end)
+    cdef bint is_address(self) noexcept
     cdef bint has_bytes(self, Py_ssize_t begin, Py_ssize_t end) except -1
 
 

@@ -10,6 +10,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 from cpython.object cimport Py_EQ, Py_NE, PyObject
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
 from libc.string cimport memcpy, memmove, memset
@@ -524,6 +525,8 @@ cdef class Data:
 
     # Return a copy of the bytes of `count` items with gaps, the first of them at byte `displ`; note it for `restore`.
     cdef object copy_of(self, Py_ssize_t displ, Py_ssize_t count, TypeInfo info):
+        if count < 0:
+            raise ValueError(f"the count is {count}; it must not be negative")
         begin, end = info.layout.bounds(count)
         region = self.stretch(displ + begin, displ + end)
         copy = info.layout.gather(region, count)
@@ -551,12 +554,14 @@ cdef class Data:
 
     def part(self, Py_ssize_t displ, Py_ssize_t nbytes):
         """Return `nbytes` bytes from byte `displ` on, as an array."""
-        if nbytes < 0:
+        if nbytes < 0 or displ > PY_SSIZE_T_MAX - nbytes:
             raise ValueError(f"{nbytes} bytes at byte {displ} are not in the buffer, which has {self.length}")
         return self.stretch(displ, displ + nbytes)
 
     # Return the bytes of the buffer between two places as an array.
     cdef object stretch(self, Py_ssize_t begin, Py_ssize_t end):
+        if begin < 0 and end > PY_SSIZE_T_MAX + begin:
+            raise ValueError(f"bytes {begin} to {end} are more than memory has")
         if (begin < 0 or end > self.length) and not self.has_bytes(begin, end):
             raise ValueError(f"{end - begin} bytes at byte {begin} are not in the buffer, which has {self.length}")
         return view_of(self.data + begin, end - begin, U8, self.owner, self.readonly)
@@ -564,17 +569,28 @@ cdef class Data:
     # Return whether there is memory beyond the buffer: the array that it is a part of, or any at an address without
     # a length, as BOTTOM is.
     cdef bint has_bytes(self, Py_ssize_t begin, Py_ssize_t end) except -1:
-        cdef uintptr_t first = <uintptr_t> self.data + begin
         cdef object array = self.owner
-        if array is None or isinstance(array, buffer) and (<buffer> array).source is None and self.length == 0 and (
-                self.data != NULL):
+        cdef Py_ssize_t before
+        if array is None or self.is_address():
             if end > begin:
-                device_arrays.check_readable(first, end - begin)
+                device_arrays.check_readable(<uintptr_t> self.data + begin, end - begin)
             return True
         while cnp.PyArray_CheckExact(array) and cnp.PyArray_CheckExact((<cnp.ndarray> array).base):
             array = (<cnp.ndarray> array).base
-        return array is not self.owner and array.flags.forc and array.ctypes.data <= first and (
-            first + (end - begin) <= array.ctypes.data + array.nbytes)
+        if array is self.owner or not array.flags.forc:
+            return False
+        before = self.data - <char *> cnp.PyArray_DATA(array)
+        return begin >= -before and end <= cnp.PyArray_NBYTES(array) - before
+
+    # Return whether the memory is an address without a length, as that of `buffer.fromaddress(address, 0)`.
+    cdef bint is_address(self) noexcept:
+        cdef buffer memory
+        if not isinstance(self.owner, buffer):
+            return False
+        memory = self.owner
+        while memory.source is not None and isinstance(memory.source.owner, buffer):
+            memory = memory.source.owner
+        return memory.source is None and memory.length == 0 and memory.data != NULL
 
     # Take the memory; set the type to that of the memory unless one is given.
     cdef int take(self, object given, object datatype, bint is_written) except -1:
@@ -623,7 +639,8 @@ cdef class Data:
         else:
             items = index_of(count)
             if items < 0 or items > self.length // extent // blocks and not (
-                    self.length == 0 and self.owner is not None and self.has_bytes(0, items * blocks * extent)):
+                    self.is_address() and items <= PY_SSIZE_T_MAX // (blocks * extent) and (
+                        self.has_bytes(0, items * blocks * extent))):
                 raise ValueError(f"the count is {items}; the buffer has {self.length // extent} items" +
                                  (f" for {blocks} ranks" if blocks > 1 else ""))
             self.count = items
@@ -635,15 +652,15 @@ cdef class Data:
 
     # As `place`, for a type with gaps. From here on this is the memory of the copy.
     cdef int place_copy(self, object count, object displ, int blocks) except -1:
-        cdef Py_ssize_t extent = self.type.extent, first = 0 if displ is None else index_of(displ) * extent
+        cdef Py_ssize_t extent = self.type.extent, first = 0 if displ is None else operator.index(displ) * extent
         cdef cnp.ndarray copy
         if count is not None:
             self.count = index_of(count)
         elif self.owner is not None:
-            self.count = whole_count(self.length - first, extent * blocks)
+            self.count = whole_count(self.length - first, <object> extent * blocks)
         if self.count < 0:
             raise ValueError(f"the count is {self.count}; it must not be negative")
-        copy = self.copy_of(first, self.count * blocks, self.type)
+        copy = self.copy_of(first, <object> self.count * blocks, self.type)
         self.owner, self.data, self.length = copy, <char *> cnp.PyArray_DATA(copy), cnp.PyArray_NBYTES(copy)
         self.readonly, self.type = False, self.type.packed
         return 0
@@ -756,10 +773,7 @@ def vector(spec, bint is_written, int blocks):
     data.take(buf, datatype, is_written)
     extent = data.type.extent
     if counts is None:
-        if extent <= 0 or data.length % (extent * blocks):
-            raise ValueError(f"the buffer has {data.length} bytes, not a multiple of {blocks} blocks of items of "
-                             f"{extent} bytes")
-        counts = data.length // extent // blocks
+        counts = whole_count(data.length, <object> extent * blocks)
     counts = numbers_of(counts, blocks)
     if displs is None:
         at, displs = 0, []

@@ -10,7 +10,8 @@ from typing import Any
 from . import errors, handles
 from .calls import BaseRequest, Call, Pending
 from .constants import INTEGERS
-from .messages import Status, handle
+from .forms import Again
+from .messages import Data, Status, handle
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
 _MOST_PAUSE_S = 0.001  # between two polls of several requests
@@ -187,9 +188,16 @@ class Request(handles.Named, BaseRequest):
     cancel = Cancel
 
     def Free(self) -> None:
-        """Give the request up. The call goes on."""
+        """Give the request up. The call goes on.
+
+        Raise an Exception if it receives items with gaps and is not complete: a request puts them in place.
+        """
         if self._ref is None:
             raise errors.Exception(errors.ERR_REQUEST)
+        if not self._ref.is_idle and _restores(self._ref.call) and not self._ref.poll():
+            raise errors.Exception(
+                errors.ERR_REQUEST, "a receive of items with gaps is under way: Wait for it before Free"
+            )
         self._ref = None
 
 
@@ -296,6 +304,12 @@ class Grequest(Request):
             raise errors.Exception(errors.ERR_REQUEST)
         self._ref.call.result = obj
         self._ref.call.promise.event.set()
+
+
+def _restores(call: Any) -> bool:
+    """Return whether items with gaps are copied to their places when the call is complete."""
+    begun = call.call if isinstance(call, Again) else call
+    return isinstance(getattr(begun.finish, "__self__", None), Data)
 
 
 def _clear(status: Status) -> None:

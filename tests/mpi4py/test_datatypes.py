@@ -7,6 +7,7 @@ from running import run_code
 RANDOM = """
 import numpy as np, random
 from shmring import MPI
+from shmring.mpi4py import layouts
 
 INT, SIZE = MPI.INT32_T, 4
 random.seed(5)
@@ -58,7 +59,8 @@ comm = MPI.COMM_SELF
 for _ in range(150):
     datatype, (places, lb, ub) = some(random.randint(1, 3))
     datatype.Commit()
-    count = random.randint(1, 3)
+    count = random.randint(0, 3)
+    layouts._MOST_INDEXED_NBYTES = random.choice([0, 4096])
     assert (datatype.lb, datatype.ub, datatype.size) == (lb, ub, SIZE * len(places)), datatype.decode()
     every = [(place + item * (ub - lb)) // SIZE for item in range(count) for place in places]
     memory = np.arange(max(every, default=0) + 1, dtype="i4")
@@ -164,8 +166,106 @@ comm.Barrier()
 """
 
 
+PLACES = """
+import numpy as np
+from shmring import MPI
+
+comm, most = MPI.COMM_SELF, 2**63 - 1
+a, p = np.arange(12, dtype="i4"), np.zeros(12, "i4")
+pairs = MPI.INT.Create_vector(2, 1, 2).Commit()
+below = MPI.INT.Create_hindexed([1, 1], [-(2**62), 4]).Commit()
+
+# No count and no displacement leads out of the memory, however large it is.
+for wrong in (
+    lambda: comm.Alltoallv([a, ([3], [2**61 - 1]), MPI.INT], [p, ([3], [0]), MPI.INT]),
+    lambda: comm.Alltoallw([a, ([3], [most - 11]), [MPI.INT]], [p, ([3], [0]), [MPI.INT]]),
+    lambda: comm.Alltoallw([a, ([1], [most - 11]), [pairs]], [p, ([3], [0]), [MPI.INT]]),
+    lambda: comm.Alltoallv([a, ([-1], [2]), pairs], [p, ([3], [0]), MPI.INT]),
+    lambda: comm.Send([a, (1, 2**60 + 1), pairs.Create_resized(0, 16)], 0),
+    lambda: comm.Send([a, 2**62, pairs], 0),
+    lambda: comm.Send([a, 1, below], 0),
+    lambda: comm.Send([a[6:], 1, below], 0),
+    lambda: comm.Send([p[5:5], 3, MPI.INT], 0),
+    lambda: comm.Send([MPI.buffer.fromaddress(MPI.Get_address(a), 8), (3, 2), MPI.INT], 0),
+    lambda: comm.Send([MPI.buffer.fromaddress(MPI.Get_address(a), 0), 2**62 + 3, MPI.INT], 0),
+):
+    try:
+        wrong()
+    except (ValueError, OverflowError):
+        continue
+    raise AssertionError("not refused")
+
+# An address without a length is memory of any length.
+for copy in (lambda memory: memory, MPI.buffer, MPI.buffer.toreadonly):
+    address = copy(MPI.buffer.fromaddress(MPI.Get_address(a[1:]), 0))
+    comm.Sendrecv([address, 3, MPI.INT], 0, 0, p, 0)
+    assert p[:3].tolist() == [1, 2, 3]
+    comm.Sendrecv([address, 1, pairs], 0, 0, p, 0)
+    assert p[:2].tolist() == [1, 3]
+
+# No items: nothing is sent, and nothing changes.
+p[:] = -1
+for count in (0, (0, 2)):
+    comm.Sendrecv([a, count, pairs], 0, 0, [p, count, pairs], 0)
+comm.Allgatherv([a, 0, pairs], [p, ([0], [1]), pairs])
+comm.Alltoallv([a, ([0], [2]), pairs], [p, ([0], [0]), pairs])
+assert (p == -1).all()
+
+# Arguments of a persistent call are those at its making, whatever becomes of lists and datatypes.
+pair = MPI.INT.Create_vector(2, 1, 2).Commit()
+spec = [a, [1, 0], pair]
+requests = []
+for first in (0, 6):
+    spec[1] = (1, first // 3)
+    requests.append(comm.Send_init(spec, 0))
+spec.clear()
+pair.Free()
+MPI.Prequest.Startall(requests)
+for expected in ([0, 2], [6, 8]):
+    comm.Recv(p, 0)
+    assert p[:2].tolist() == expected, p
+MPI.Request.Waitall(requests)
+
+# A receive that puts items in their places needs its request until it is complete.
+request = comm.Irecv([p, 1, pairs], 0)
+try:
+    request.Free()
+    raise AssertionError("not refused")
+except MPI.Exception as error:
+    assert error.Get_error_class() == MPI.ERR_REQUEST and "Wait" in str(error)
+comm.Send(a[3:5], 0)
+while not request.Get_status():
+    pass
+request.Free()
+assert p[0:3:2].tolist() == [3, 4] and not request
+"""
+
+# Counts are in a list, as those of vectors of two ranks may be, and have zeros.
+COUNTS = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+column = MPI.INT.Create_vector(2, 1, 3).Create_resized(0, 4).Commit()
+grid, room = np.arange(6, dtype="i4").reshape(2, 3) + 10 * rank, np.full((2, 3), -1, "i4")
+counts = [2, 0]
+sends = [grid, 2 - 2 * rank, column]
+request = comm.Allgatherv_init(sends, [room, counts, column])
+counts[:] = [0, 0]
+request.Start()
+request.Wait()
+assert room.tolist() == [[0, 1, -1], [3, 4, -1]], room
+"""
+
+
 def test_random_datatypes_have_the_bytes_that_mpi_defines(tmp_path):
     done = run_code(tmp_path, RANDOM, nprocs=1)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("code", "nprocs"), [(PLACES, 1), (COUNTS, 2)])
+def test_places_outside_of_memory_and_empty_messages(tmp_path, code, nprocs):
+    done = run_code(tmp_path, code, nprocs=nprocs)
     assert done.returncode == 0, done.stderr
 
 
