@@ -504,8 +504,8 @@ class _Run:
             else:
                 screen.give_up(OSError(errno.ETIMEDOUT, "their reader does not read"))
                 null = os.open(os.devnull, os.O_WRONLY)  # shmrun's own messages must not wait for it either
-                for fd, its in zip((_OUT, _ERR), self._screens, strict=True):
-                    if its is screen:
+                for fd, other in zip((_OUT, _ERR), self._screens, strict=True):
+                    if other is screen:
                         os.dup2(null, fd)
                 os.close(null)
 

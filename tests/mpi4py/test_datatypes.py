@@ -149,7 +149,7 @@ assert (own == 0).all()
 
 four = MPI.DOUBLE.Create_contiguous(4).Commit()
 
-# What does not work says so on each rank, and before it changes anything.
+# A call that does not work raises on each rank, before it changes anything.
 for wrong, error in (
     (lambda: comm.Allreduce([grid, 1, column], [room, 1, column]), NotImplementedError),
     (lambda: comm.Send([own, 1, edge], MPI.PROC_NULL), None),
