@@ -115,7 +115,7 @@ def test_a_tiny_run(tmp_path):
         (
             "bench_shm.py",
             ["--sizes", "8,4K", "--rounds", "1"],
-            r"float32, us a call.+\n.+\n +8 B( +[\d.]+){3}\n *4 KiB .+\nbfloat16, .+\n.+\n +8 B .+",
+            r"float32, us a call.+\n.+\n +8 B( +[\d.,]+){3}\n *4 KiB .+\nbfloat16, .+\n.+\n +8 B .+",
         ),
         (
             "bench_reconfigure.py",
