@@ -2,10 +2,10 @@
 
     python bench/engine/bench_share.py [--sizes 64K,1M,16M,256M] [--rounds 5] [--joblib]
 
-Each way is timed in turn, from the call in the parent until its result is there; the receiver reads one value
-of each page. The figures are medians in milliseconds. Two calls of the same way that are not timed precede each
-timed one, as in a program that makes many of its calls: where memory is kept, the timed call uses it again. One
-is too few: the receiver may still have the memory of the last call.
+Each way is timed in turn, from the call in the parent until its result is there; the receiver reads one
+value of each page. The figures are medians in milliseconds. Two calls of the same way that are not timed
+precede each timed one, as in a program that makes many of its calls: where memory is kept, the timed call
+uses it again. One is too few: the receiver may still have the memory of the last call.
 """
 
 import argparse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import reduction
 from typing import Any
 
@@ -17,7 +17,7 @@ from .._arrays.passing import block_of, reduce_array, reduce_copy, take_back
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
 
-_LIGHT_NBYTES = (64 << 10) + 1  # longer arrays are pickled faster than copied (bench_share.py)
+LIGHT_NBYTES = 256 << 10  # from here on a pickle at once is faster than a copy (bench_share.py)
 _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes)) | {
     np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 }
@@ -91,20 +91,22 @@ class Loaded:
         return pickle.loads, (self.data,)
 
 
-def is_light(value: Any, least_nbytes: int) -> bool:
-    """Return whether a value is a number, a string or a short array, of which `snapshot` is fast.
+def light_copies(values: Iterable[Any], least_nbytes: int) -> list[Any] | None:
+    """Return copies that later changes of the values do not reach, or None if some are not light.
 
-    Arrays that the user has shared are not light.
+    Light are numbers, strings, and arrays below `least_nbytes` that the user has not shared.
     """
-    if type(value) is np.ndarray:
-        is_short = value.nbytes < min(least_nbytes, _LIGHT_NBYTES)
-        return is_short and not value.dtype.hasobject and block_of(value) is None
-    return type(value) in _IMMUTABLE
-
-
-def snapshot(value: Any) -> Any:
-    """Return a light value that later changes do not reach."""
-    return value.copy("K") if type(value) is np.ndarray else value
+    copies = []
+    for value in values:
+        kind = type(value)
+        if kind is np.ndarray:
+            if value.nbytes >= least_nbytes or value.dtype.hasobject or block_of(value) is not None:
+                return None
+            value = value.copy("K")
+        elif kind not in _IMMUTABLE:
+            return None
+        copies.append(value)
+    return copies
 
 
 def begin_worker(

@@ -12,11 +12,11 @@ import shmring
 from ._sharing import (
     KEEP_NBYTES,
     LEAST_NBYTES,
+    LIGHT_NBYTES,
     begin_worker,
     dumps,
-    is_light,
+    light_copies,
     run_task,
-    snapshot,
     submit_task,
 )
 from ._tasks import be_rank, collect, pack
@@ -71,6 +71,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         keywords["initargs"] = least_nbytes, keep_nbytes, initializer, initargs
         super().__init__(max_workers, initializer=begin_worker, **keywords)
         self._least_nbytes = least_nbytes
+        self._light_nbytes = min(least_nbytes, LIGHT_NBYTES)
         self._kept_before = shmring.keep_shared(keep_nbytes)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -113,8 +114,8 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
             As `shmring.share`.
         """
         is_named = isinstance(fn, FunctionType) and "<" not in fn.__qualname__
-        if is_named and not kwargs and all(is_light(value, self._least_nbytes) for value in args):
-            return super().submit(fn, *map(snapshot, args))  # pickled later, as by any pool
+        if is_named and not kwargs and (copies := light_copies(args, self._light_nbytes)) is not None:
+            return super().submit(fn, *copies)  # pickled later, as by any pool
         call, send = (fn, args, kwargs), super().submit
         future: concurrent.futures.Future[Any] = submit_task(
             lambda task: send(run_task, task), lambda sent: dumps(call, self._least_nbytes, sent)
