@@ -12,7 +12,11 @@ cdef class Slots:
     cdef list frames(self)
 
 
+cdef enum:
+    PROTOCOL = 5
+
 cpdef object pack(object item)
+cdef object pickled(object item, object leave_out)
 cpdef object unpack(object frame)
 cpdef object as_array(object frame)
 cdef object bytes_room(uint64_t nbytes)

@@ -1,8 +1,14 @@
 """Types of the frames of Python objects."""
 
+import pickle
 from typing import Any
 
 import numpy as np
+
+class ArrayPickler(pickle.Pickler):
+    """Pickle arrays of numbers as calls of `numpy.ndarray`, which takes half the time of NumPy's own way."""
+
+    def reducer_override(self, item: object) -> Any: ...
 
 class Slots:
     """The slots of one communicator: this rank's own, and all ranks' that an all_gather collects."""

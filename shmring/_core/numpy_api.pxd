@@ -12,6 +12,7 @@ cdef extern from "numpy/arrayobject.h" nogil:
         pass
     enum:
         NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_F_CONTIGUOUS, NPY_ARRAY_WRITEABLE, NPY_ARRAY_CARRAY
+        NPY_CLONGDOUBLE, NPY_HALF
     ctypedef struct PyDataMemAllocator:
         void *ctx
         void *(*malloc)(void *ctx, size_t nbytes)
@@ -45,6 +46,7 @@ cdef extern from "numpy/arrayobject.h":
     bint PyArray_Check(object)
     bint PyArray_CheckExact(object)
     bint PyArray_CheckScalar(object)
+    object PyArray_DescrFromType(int number)
     object PyArray_SimpleNewFromData(int ndim, npy_intp *lengths, int number, void *data)
     object PyDataMem_SetHandler(object)   # returns the one before
     int PyArray_SetBaseObject(ndarray, object base) except -1   # steals a reference to base

@@ -9,6 +9,7 @@ cimport cython
 from .._core cimport numpy_api as cnp
 from .._comm.collectives cimport Plan, plan_of
 from .._comm.comm cimport Comm as Engine
+from .._comm.objects cimport PROTOCOL, pickled
 from .._comm.point_to_point cimport Envelope
 from .._core.group cimport ALL_GATHER, BROADCAST
 from .calls cimport NO_RANK, Caller, Context, context_of, is_only_thread, sending
@@ -54,6 +55,8 @@ cdef class Pickle:
     cdef bytes dumped(self, object obj):
         if self.protocol is None:
             return self.dumps_function(obj)
+        if self.dumps_function is _pickle.dumps and self.protocol == PROTOCOL:
+            return pickled(obj, None)
         return self.dumps_function(obj, self.protocol)
 
     cdef object loaded(self, object data):
@@ -99,7 +102,9 @@ cdef class Pickle:
             left_out.append(memory)
             return False
 
-        protocol = _pickle.HIGHEST_PROTOCOL if self.protocol is None else max(5, self.protocol)
+        protocol = _pickle.HIGHEST_PROTOCOL if self.protocol is None else max(PROTOCOL, self.protocol)
+        if self.dumps_function is _pickle.dumps and protocol == PROTOCOL:
+            return pickled(obj, leave_out), left_out
         return self.dumps_function(obj, protocol, buffer_callback=leave_out), left_out
 
     def loads_oob(self, data, buffers):

@@ -2,6 +2,7 @@
 objects."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -54,6 +55,44 @@ def test_arrays_come_back_writable_aligned_and_alone():
     assert item["a"][0] == 0
     assert found["a"].flags.aligned
     assert np.shares_memory(found["a"], frame)
+
+
+def arrays_of(dtype):
+    for shape in [(), (0,), (3,), (2, 3), (0, 4), (2, 3, 4)]:
+        for order in "CF":
+            x = np.arange(np.prod(shape)).astype(dtype).reshape(shape, order=order)
+            read_only = x.copy(order)
+            read_only.flags.writeable = False
+            yield from [x, x.T, x[..., ::2] if shape else x, read_only, x.view(Subclass)]
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+DTYPES = [*"?bhilqBHILQefdgFDG", ">f8", "M8[ns]", "S3", "U4", "O", [("a", "f4"), ("b", ">i2")]]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, np.dtype("f8", metadata={"unit": "m"})], ids=str)
+@pytest.mark.parametrize("wrap", [lambda x: [x, x], lambda x: {"x": ((x,), 1)}, lambda x: [0] * 20 + [x]])
+def test_arrays_come_back_as_from_pickle(dtype, wrap):
+    for x in arrays_of(dtype):
+        found, wanted = objects.unpack(objects.pack(wrap(x))), pickle.loads(pickle.dumps(wrap(x), 5))
+        assert describe(found) == describe(wanted)
+
+
+def describe(item):
+    """Return all that one can see of an object with arrays."""
+    if isinstance(item, list) and len(item) == 2:
+        return [describe(item[0]), item[0] is item[1]]
+    if isinstance(item, list | tuple):
+        return [describe(part) for part in item]
+    if isinstance(item, dict):
+        return {key: describe(part) for key, part in item.items()}
+    if isinstance(item, np.ndarray):
+        flags = [item.flags[name] for name in ("C_CONTIGUOUS", "F_CONTIGUOUS", "WRITEABLE")]
+        return type(item), item.dtype, item.dtype.metadata, item.shape, flags, item.tolist()
+    return item
 
 
 def every_call(comm, counts):
