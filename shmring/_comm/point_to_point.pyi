@@ -39,6 +39,9 @@ class Status:
     def dtype(self) -> str | None:
         """Name of the dtype; None for one that cannot be reduced, such as a structure."""
 
+def new_status(source: int, tag: int, nbytes: int, kind: int) -> Status:
+    """Return a status, as its pickle does."""
+
 @final
 class Transfer(PendingMessage, Generic[_Received]):
     """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the

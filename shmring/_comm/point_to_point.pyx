@@ -91,14 +91,19 @@ cdef class Status:
         return (f"Status(source={self.source}, tag={self.tag}, count={self.count}, nbytes={self.nbytes}, "
                 f"dtype={self.dtype!r})")
 
+    def __reduce__(self):
+        return new_status, (self.source, self.tag, self.nbytes, self.kind)
+
 
 cdef Status status_of(Message *message):
+    return new_status(message.source, message.came_tag, message.came_nbytes, message.came_kind)
+
+
+cpdef Status new_status(int source, int64_t tag, uint64_t nbytes, uint64_t kind):
+    """Return a status, as its pickle does."""
     cdef Status status = Status.__new__(Status)
-    status.source = message.source
-    status.tag = message.came_tag
-    status.nbytes = message.came_nbytes
-    status.count = message.came_nbytes // item_nbytes(message.came_kind)
-    status.kind = message.came_kind
+    status.source, status.tag, status.nbytes, status.kind = source, tag, nbytes, kind
+    status.count = nbytes // item_nbytes(kind)
     return status
 
 

@@ -1,6 +1,8 @@
 """send, recv and related calls: random programs against a model, order, wildcards, sizes larger than the
 ring, probes, and messages beside collectives and in groups."""
 
+import copy
+import pickle
 import random
 import threading
 import time
@@ -166,6 +168,8 @@ def exchange_arrays(comm):
         assert out.tobytes() == x.tobytes(), name
         assert (status.source, status.tag) == (1 - comm.rank, 0)
         assert (status.count, status.nbytes) == (x.size, x.nbytes), name
+        for same in (pickle.loads(pickle.dumps(status)), copy.deepcopy(status)):
+            assert repr(same) == repr(status)
 
 
 @pytest.mark.parametrize("ring", [TINY, 1 << 18])
