@@ -19,7 +19,7 @@ cdef class Locks:
     cdef readonly int count
     cdef str kind                # name of a lock in error messages
 
-    cdef int check_open(self) except -1
+    cdef int check_usable(self) except -1
     cdef int take(self, int index, double timeout_s) except -1
     cdef int wait(self, int index, double timeout_s) except -1   # takes the lock for this rank; does not set holder
     cdef int raise_late(self, int owner, int index, double timeout_s) except -1

@@ -110,13 +110,17 @@ cdef class Locks:
             raise IndexError(f"there is no lock {index}; this array has {self.count}, as given by locks=")
         return Lock(self, index, timeout_s)
 
-    cdef int check_open(self) except -1:
+    # An error makes the array private to each rank before it is raised: a lock there would exclude no other rank, and no
+    # other rank would see what is written.
+    cdef int check_usable(self) except -1:
         if self.engine.closed_because is not None:
             raise Closed(self.engine.closed_because, rank=self.engine.g.rank)
+        if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
+            self.engine.raise_over(beside=True)
         return 0
 
     cdef int take(self, int index, double timeout_s) except -1:
-        self.check_open()
+        self.check_usable()
         if not sr_lock_try(&self.first[index], self.engine.g.rank):
             self.wait(index, timeout_s)
         self.holder[index] = PyThread_get_thread_ident()
@@ -307,7 +311,7 @@ cdef class Stripes:
         """
         cdef Access a
         cdef double timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        self.locks.check_open()
+        self.locks.check_usable()
         a.array = <unsigned char *> cnp.PyArray_DATA(array)
         a.offset = <uintptr_t> a.array - self.begin
         a.itemsize = cnp.PyArray_ITEMSIZE(array)

@@ -35,7 +35,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
     Index, slice and compute with it as with any array. Results that are not stored in it are private. The
     ranks order their accesses by `fence` or `lock`. The array outlives the communicator; after the
-    communicator's end, only plain access to the array remains.
+    communicator's end, only plain access to the array remains. After an end by an error each rank has a copy
+    of its own, with the values of that moment.
 
     `put`, `get`, `accumulate` and `fetch_and_add` are one-sided, as in MPI-3: any rank may call them at any
     time, and no other rank takes part. They are atomic towards each other, but not towards plain indexing.
@@ -61,6 +62,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         The elements processed before it stay changed, as they do after an interruption.
     RankFailed
         If a rank died while it accessed a block.
+    Error
+        If the communicator has ended: `Closed`, or the error that ended it.
 
     Examples
     --------
@@ -74,7 +77,10 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
     @property
     def one_for_all_ranks(self) -> bool:
-        """True if all ranks share its memory; False for a copy."""
+        """True if all ranks of the host share its memory; False for a copy.
+
+        It stays True when an error has made the memory private to each rank.
+        """
         return self._home is not None
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -139,7 +145,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         IndexError, TypeError, ValueError
             For a number that is no lock, and for a wrong timeout. The block of `with` raises `Timeout`, after
             which the communicator is still usable, and `RankFailed` if the owner is gone; the communicator is
-            then aborted.
+            then aborted. If the communicator has ended, the block raises its error.
 
         Examples
         --------

@@ -355,6 +355,26 @@ def test_the_end_of_the_communicator_takes_them_away(world_of):
     assert world_of(2)(use_after_close) == [200] * 2
 
 
+def use_after_an_error(comm):
+    """Every rank has a copy now: access to it would have no effect on the other ranks."""
+    a = comm.shared(100, "i8", locks=1)
+    a.accumulate(..., 1)
+    a.fence()
+    if comm.rank == 0:
+        comm.abort("enough")
+    with pytest.raises(shmring.Aborted):
+        comm.barrier()
+    uses = (a.get, lambda: a.put(0, 1), lambda: a.accumulate(0, 1), lambda: a.fetch_and_add(0, 1))
+    for use in (*uses, a.lock(0).__enter__):
+        with pytest.raises(shmring.Aborted, match="enough"):
+            use()
+    return int(a.sum())
+
+
+def test_an_error_that_ends_the_communicator_takes_them_away(world_of):
+    assert world_of(2)(use_after_an_error) == [200] * 2
+
+
 # ---- wrong arguments --------------------------------------------------------------------------------------
 
 WRONG = {
