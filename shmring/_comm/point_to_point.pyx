@@ -12,7 +12,7 @@ from libc.string cimport memset
 from .._arrays.operands cimport Operand, release, storage_of, take
 from .._core.group cimport LATE, OPAQUE
 from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
-from .._core.timeouts cimport timeout_ns_of
+from .._core.timeouts cimport timeout_ns_of, wait_ns_of
 from .._p2p.matching cimport withdraw
 from .._p2p.messages cimport ANY, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
@@ -846,7 +846,7 @@ cdef class Transfer(PendingMessage):
         Parameters
         ----------
         timeout : float, optional
-            Seconds. None: the communicator's timeout, which ends the communicator.
+            Seconds, 0 or more. None: the communicator's timeout, which ends the communicator.
 
         Returns
         -------
@@ -857,12 +857,13 @@ cdef class Transfer(PendingMessage):
         ------
         TimeoutError
             After `timeout` seconds. The transfer goes on.
+        TypeError, ValueError
+            For a wrong timeout.
         Error
             As `recv`.
         """
-        cdef uint64_t timeout_ns
+        cdef uint64_t timeout_ns = self.comm.default_timeout_ns if timeout is None else wait_ns_of(timeout)
         if not self.is_over:
-            timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
             self.comm.begin_messaging()
             try:
                 self.comm.wait_complete(&self.message, timeout_ns, timeout is None)
@@ -885,7 +886,7 @@ cdef class Transfer(PendingMessage):
 
         Raises
         ------
-        TimeoutError, Error
+        TimeoutError, TypeError, ValueError, Error
             As `wait`.
         """
         return self.wait(timeout)

@@ -38,13 +38,15 @@ cdef inline uint64_t timeout_ns_of(uint64_t default_ns, object timeout) except? 
     return default_ns if timeout is None else ns_of(timeout_s_of(0, timeout))
 
 
-# The time of CLOCK_MONOTONIC, in nanoseconds, at which a wait that begins now ends; its timeout is 0 seconds or more.
-# NEVER_NS for None. Raises TypeError or ValueError.
-cdef inline uint64_t deadline_ns_of(object timeout) except? 0:
-    cdef double seconds
-    if timeout is None:
-        return NEVER_NS
-    seconds = timeout_as_number(timeout)
+# The timeout of a wait in nanoseconds, from seconds, which may be 0. Raises TypeError or ValueError.
+cdef inline uint64_t wait_ns_of(object timeout) except? 0:
+    cdef double seconds = timeout_as_number(timeout)
     if not seconds >= 0:
         raise ValueError(f"timeout is {timeout!r}; it must be 0 seconds or more")
-    return sr_now_ns() + ns_of(seconds)
+    return ns_of(seconds)
+
+
+# The time of CLOCK_MONOTONIC, in nanoseconds, at which a wait that begins now ends. NEVER_NS for None. Raises
+# TypeError or ValueError.
+cdef inline uint64_t deadline_ns_of(object timeout) except? 0:
+    return NEVER_NS if timeout is None else sr_now_ns() + wait_ns_of(timeout)

@@ -38,6 +38,23 @@ def test_a_wait_that_comes_too_early_harms_nothing(world_of):
     assert all(world_of(2)(wait_too_briefly))
 
 
+def wait_for_no_time(comm):
+    x = np.zeros(2)
+    receive = comm.irecv(x, comm.rank)
+    with pytest.raises(TimeoutError, match="goes on"):
+        receive.wait(0)
+    comm.send(np.ones(2), comm.rank)
+    assert receive.result(0).count == 2
+    for wrong in (-1, float("nan"), "1", True):  # refused, although it is complete
+        with pytest.raises((TypeError, ValueError), match="timeout is"):
+            receive.wait(wrong)
+    return x.tolist()
+
+
+def test_a_wait_of_no_time_only_asks(world_of):
+    assert world_of(1)(wait_for_no_time) == [[1.0, 1.0]]
+
+
 def forget_transfers(comm):
     x, y = np.ones(1000), np.zeros(1000)
     comm.irecv(y)
