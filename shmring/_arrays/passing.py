@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import operator
 import os
 import secrets
 import struct
@@ -394,13 +395,15 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     Parameters
     ----------
     array : array_like
-        Any shape, and any dtype without Python objects. Its memory order stays.
+        Any shape, and any dtype without Python objects. The result is in Fortran order if the array is, else
+        in C order.
     writable : bool
         True if the processes that receive it may write to it. They get read-only arrays otherwise. The
         caller's array is writable in either case.
     copy : bool or None
-        None: return an array, or a view of one, as it is if it is in such memory already. False: the same,
-        and raise ValueError if it is not. An array that a pool has sent counts as an ordinary one.
+        None: return an array, or a view of one, as it is if it is in such memory already; `writable` then has
+        no effect. False: the same, and raise ValueError if it is not. An array that a pool has sent counts
+        as an ordinary one.
 
     Returns
     -------
@@ -545,6 +548,11 @@ def keep_shared(nbytes: int) -> int:
     int
         The number of bytes before.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a number of bytes that is no integer, or negative. Nothing changes.
+
     Examples
     --------
     >>> before = shmring.keep_shared(256 << 20)
@@ -555,6 +563,12 @@ def keep_shared(nbytes: int) -> int:
     268435456
     """
     global _keep_nbytes
+    try:
+        nbytes = operator.index(nbytes)
+    except TypeError:
+        raise TypeError(f"nbytes is {nbytes!r}; give a number of bytes as an int") from None
+    if nbytes < 0:
+        raise ValueError(f"nbytes is {nbytes}; it must be 0 or more, and 0 keeps nothing")
     if nbytes == _keep_nbytes:
         return nbytes
     _check_outside()

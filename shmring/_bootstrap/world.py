@@ -66,6 +66,8 @@ class World:
         object.__setattr__(self, "nprocs", check_nprocs(self.nprocs))
         if self.address is not None:
             parse_address("address", self.address)
+        if not isinstance(self.epoch, int) or self.epoch < 0:
+            raise ValueError(f"epoch is {self.epoch!r}; it must be an int of 0 or more")
 
     @property
     def tag(self) -> bytes:

@@ -6,11 +6,14 @@ It uses only the public API of a communicator.
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .ops import Op
 
 if TYPE_CHECKING:
     from ..methods.compression import Compressor, Reduction
@@ -64,10 +67,16 @@ class Bucketer:
         op: str = "avg",
         compressor: Compressor | None = None,
     ) -> None:
+        try:
+            nbytes = operator.index(nbytes)
+        except TypeError:
+            raise TypeError(f"nbytes is {nbytes!r}; give a number of bytes as an int") from None
         if nbytes <= 0:
             raise ValueError(f"nbytes is {nbytes}; a bucket takes 1 byte or more")
         if delay_s is not None and not delay_s > 0:
             raise ValueError(f"delay_s is {delay_s}; it must be more than 0 seconds, or None")
+        if op not in tuple(Op):
+            raise ValueError(f"op is {op!r}; allowed: {', '.join(Op)}")
         if isinstance(compressor, type) or not (compressor is None or hasattr(compressor, "all_reduce_many")):
             raise TypeError(f"compressor is {compressor!r}; give one that is made, as in compressor=FP16()")
         self._comm = comm
@@ -96,7 +105,8 @@ class Bucketer:
         Raises
         ------
         TypeError, ValueError, Error
-            As `Comm.all_reduce_many`.
+            As `Comm.all_reduce_many`, when it begins to reduce the bucket, for any array in it. None of the
+            bucket's arrays is then reduced.
         """
         nbytes = _nbytes_of(array)
         if self._idle_since_s is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from ..errors import Closed, RankFailed
-from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
+from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded, whole_number
 from .ring_ends import MOST_READERS, BroadcastEnds
 
 _ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
@@ -47,7 +47,7 @@ class Broadcast(QueueEnds, BroadcastEnds):
     ValueError
         For a size that is not positive, or more than 1 TiB; for a number of readers below 1 or above 1024.
     TypeError
-        If neither `readers` nor `most_readers` is given.
+        If neither `readers` nor `most_readers` is given, or a number is no integer.
     OutOfMemory
         If there is no memory for it.
 
@@ -71,27 +71,27 @@ class Broadcast(QueueEnds, BroadcastEnds):
 
     def __init__(
         self,
-        nbytes: int = DEFAULT_NBYTES,
+        nbytes: SupportsIndex = DEFAULT_NBYTES,
         *,
-        readers: int | None = None,
-        most_readers: int | None = None,
+        readers: SupportsIndex | None = None,
+        most_readers: SupportsIndex | None = None,
         drop: bool = False,
     ) -> None:
         if readers is None and most_readers is None:
             raise TypeError("say how many processes get from the ring: readers= or most_readers=")
-        reserved = 0 if readers is None else readers
-        places = reserved if most_readers is None else most_readers
-        if not 1 <= places <= MOST_READERS or (readers is not None and not 1 <= readers <= places):
+        reserved = 0 if readers is None else whole_number("readers", readers)
+        places = reserved if most_readers is None else whole_number("most_readers", most_readers)
+        if not 1 <= places <= MOST_READERS or (readers is not None and not 1 <= reserved <= places):
             raise ValueError(
                 f"readers is {readers} and most_readers is {most_readers}; there must be 1 to {MOST_READERS} "
                 "readers, and no more readers than most_readers"
             )
-        nbytes = rounded(nbytes)
+        size = rounded(nbytes)
         self._make(
             self._head_nbytes(places),
-            nbytes,
+            size,
             "a broadcast ring",
-            lambda address: self._format(address, nbytes, places, reserved, drop),
+            lambda address: self._format(address, size, places, reserved, drop),
         )
 
     def __repr__(self) -> str:

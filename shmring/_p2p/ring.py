@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 from ..errors import RankFailed
 from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
 from .ring_ends import HEAD_NBYTES, RingEnds
@@ -27,6 +29,8 @@ class Ring(QueueEnds, RingEnds):
 
     Raises
     ------
+    TypeError
+        For a size that is no integer.
     ValueError
         For a size that is not positive, or more than 1 TiB.
     OutOfMemory
@@ -46,9 +50,9 @@ class Ring(QueueEnds, RingEnds):
     array([0, 1, 2])
     """
 
-    def __init__(self, nbytes: int = DEFAULT_NBYTES) -> None:
-        nbytes = rounded(nbytes)
-        self._make(HEAD_NBYTES, nbytes, "a ring", lambda address: self._format(address, nbytes))
+    def __init__(self, nbytes: SupportsIndex = DEFAULT_NBYTES) -> None:
+        size = rounded(nbytes)
+        self._make(HEAD_NBYTES, size, "a ring", lambda address: self._format(address, size))
 
     def __repr__(self) -> str:
         return "<shmring.Ring, closed>" if self.closed_because else f"<shmring.Ring of {self.nbytes} bytes>"

@@ -7,6 +7,7 @@ import ast
 import atexit
 import contextlib
 import ctypes
+import operator
 import os
 import secrets
 import sys
@@ -14,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
@@ -165,7 +166,7 @@ class QueueEnds(Ends):
 
         Raises
         ------
-        queue.Empty, ValueError, Closed, RankFailed
+        queue.Empty, TypeError, ValueError, Closed, RankFailed
             As `get`.
         """
         return self.get(block=False, out=out)
@@ -380,8 +381,17 @@ def cause_of_death(pid: int, start_time: int) -> str | None:
     return f"process {pid} died without closing the ring"
 
 
-def rounded(nbytes: int) -> int:
-    """Return the size of a ring of at least nbytes: a power of two."""
+def whole_number(what: str, number: SupportsIndex) -> int:
+    """Return `number` as an int. TypeError if it is not an integer."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+
+
+def rounded(nbytes: SupportsIndex) -> int:
+    """Return the size of a ring of at least nbytes: a power of two. Raises TypeError or ValueError."""
+    nbytes = whole_number("nbytes", nbytes)
     if not 0 < nbytes <= 1 << 40:
         raise ValueError(f"nbytes is {nbytes}; it must be more than 0, and at most 1 TiB")
     return max(LEAST_NBYTES, 1 << (nbytes - 1).bit_length())

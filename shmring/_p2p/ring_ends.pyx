@@ -38,6 +38,8 @@ from .ring_frames cimport (
 
 import queue
 
+import numpy as np
+
 from ..errors import Aborted, Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
@@ -340,8 +342,8 @@ cdef class Ends:
         ------
         Timeout
             Nothing is lost.
-        ValueError
-            If `out` differs from the item, which stays for the next call.
+        TypeError, ValueError
+            If `out` is no NumPy array, is masked, or differs from the item, which stays for the next call.
         Closed, Aborted, RankFailed
             Once the ring is empty: if the other side has closed it, left its `with` block by an exception, or died.
         """
@@ -447,6 +449,8 @@ cdef class Ends:
             shape += (self.got_shape.length[axis],)
         if not isinstance(out, cnp.ndarray):
             raise TypeError(f"out is a {type(out).__name__}; it must be a NumPy array")
+        if isinstance(out, np.ma.MaskedArray):
+            raise TypeError("out is a masked array, whose mask would be ignored; pass out.data")
         if out.shape != shape or out.dtype != self.got_dtype:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}, the next item {self.got_dtype}{list(shape)}; "
                              "it stays for the next get")

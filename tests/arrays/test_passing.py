@@ -445,6 +445,13 @@ def test_kept_memory_is_used_again():
     del second, third
 
 
+@pytest.mark.parametrize(("wrong", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
+def test_a_wrong_number_of_bytes_to_keep_changes_nothing(wrong, error):
+    with pytest.raises(error, match="nbytes is"):
+        shmring.keep_shared(wrong)
+    assert shmring.keep_shared(0) == 0
+
+
 def test_an_old_pickle_does_not_reach_memory_that_is_used_again():
     shmring.keep_shared(1 << 20)
     first = shmring.share(np.full(10_000, 1))

@@ -1,6 +1,7 @@
 """Ranks of one host find each other: all of them start, or all raise one typed error."""
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import signal
@@ -43,6 +44,12 @@ def test_nprocs_has_to_be_a_number(nprocs):
 def test_nprocs_has_to_be_in_range(nprocs):
     with pytest.raises(ValueError, match="allowed: 1 to 4096"):
         world(nprocs)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1"])
+def test_epoch_has_to_be_a_number(epoch):
+    with pytest.raises(ValueError, match="epoch is"):
+        dataclasses.replace(world(1), epoch=epoch)
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

@@ -542,6 +542,8 @@ def test_a_put_that_came_too_late_is_as_if_it_had_not_been():
     ("options", "error"),
     [
         ({}, TypeError),
+        ({"readers": 1.5}, TypeError),
+        ({"most_readers": 1.5}, TypeError),
         ({"readers": 0}, ValueError),
         ({"readers": 1025}, ValueError),
         ({"most_readers": 0}, ValueError),

@@ -191,8 +191,9 @@ def test_out_is_filled_and_returned():
         np.zeros(6)[::2],
         np.frombuffer(bytes(24)),
         bytearray(24),
+        np.ma.zeros(3),
     ],
-    ids=["longer", "dtype", "shape", "strided", "read-only", "no array"],
+    ids=["longer", "dtype", "shape", "strided", "read-only", "no array", "masked"],
 )
 def test_an_out_that_does_not_fit_loses_nothing(out):
     with shmring.Ring() as ring:
@@ -300,14 +301,14 @@ def test_items_other_than_bytes_and_arrays_are_refused(item):
             ring.get_nowait()
 
 
-@pytest.mark.parametrize("nbytes", [0, -1, 1 << 50])
+@pytest.mark.parametrize("nbytes", [0, -1, 1 << 50, 1000.0, "1000"])
 def test_wrong_lengths(nbytes):
-    with pytest.raises(ValueError, match="nbytes"):
+    with pytest.raises(ValueError if isinstance(nbytes, int) else TypeError, match="nbytes"):
         shmring.Ring(nbytes)
 
 
 def test_lengths_are_rounded_up():
-    for asked, got in ((1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)):
+    for asked, got in ((1, 512), (512, 512), (513, 1024), (np.int64(1 << 20), 1 << 20)):
         with shmring.Ring(asked) as ring:
             assert ring.nbytes == got
 
