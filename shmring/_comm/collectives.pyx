@@ -97,7 +97,8 @@ cdef class Collectives:
         """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the call returns
         None.
 
-        If x is a number of Python or NumPy, the result is returned as a number of its type.
+        If x is a number of Python or NumPy, the result is returned as a number of its type. An int of Python is an
+        int64, or a uint64 from 2**63 on, whose sums and products wrap around as NumPy's do.
 
         Parameters
         ----------
@@ -131,7 +132,7 @@ cdef class Collectives:
         Returns
         -------
         None, number or Work
-            None for an array. The result for a number. A `Work` with async_op=True.
+            None for an array, and if `out` is given. The result for a number. A `Work` with async_op=True.
 
         Raises
         ------
@@ -200,7 +201,8 @@ cdef class Collectives:
     def wire(self):
         """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
-        It is "native" in every new communicator, also in one made by `split`.
+        It is "native" in every new communicator, also in one made by `split`. One made by `shrink` or `grow` has that
+        of the communicator that it replaces.
         """
         return state.WIRES[self.default_wire]
 
@@ -228,7 +230,8 @@ cdef class Collectives:
     def timeout_s(self):
         """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
 
-        It is that of `init` in a new communicator. Each rank may have its own value.
+        It is that of `init` in a new communicator. One that another communicator makes has that one's. Each rank may
+        have its own value.
         """
         return self.engine.timeout_s
 
@@ -591,8 +594,9 @@ cdef class Collectives:
         ------
         ValueError
             For another name.
-        Error
-            If the communicator has ended.
+        Closed
+            If the communicator is closed. If it has ended by another error, nothing is raised: the caller's own
+            exception says what was wrong.
 
         Examples
         --------
@@ -644,6 +648,8 @@ cdef class Collectives:
         cdef Work work
         try:
             array = np.array(x)
+            if array.dtype.hasobject:
+                raise TypeError(f"x is {x!r:.60}; an int must fit into 64 bits; all_gather_object takes any int")
             gets_result = out is None and (
                 self.own_rank == self.root_of(kind, root) if kind == REDUCE else kind != EXSCAN or self.own_rank > 0)
         except Exception:
@@ -1086,14 +1092,14 @@ cdef class Work(Issued):
         Parameters
         ----------
         timeout : float, optional
-            Seconds. None waits until the call ends, at most for its own timeout.
+            Seconds, 0 or more. None waits until the call ends, at most for its own timeout.
 
         Raises
         ------
         TimeoutError
             After `timeout` seconds. The call goes on, as it does after a Ctrl-C.
         TypeError, ValueError
-            For a wrong argument of the call that could be checked only when the call ran.
+            For a wrong timeout, and for a wrong argument of the call that could be checked only when the call ran.
         Error
             If the communicator has ended.
         """

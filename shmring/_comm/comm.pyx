@@ -820,7 +820,7 @@ cdef class Comm(Messages):
         if fits_in_slot(slots.largest()):
             frames = slots.frames()
         else:
-            frames = self.run_vector(ALL_GATHER_V, as_array(frame), None, None, None, False, timeout)
+            frames = self.run_vector(ALL_GATHER_V, as_array(frame), 0, None, None, False, timeout)
         return list(map(objects.unpack, frames))
 
     def _gather_frames(self, frame, root, timeout):
@@ -923,7 +923,7 @@ cdef class Comm(Messages):
                 self.tracer.report_untraced(error)
         return group
 
-    def abort(self, str reason):
+    def abort(self, str reason not None):
         """End the communicator: the current or next call of every rank raises `Aborted` with this reason. Local.
 
         Parameters
@@ -933,6 +933,8 @@ cdef class Comm(Messages):
 
         Raises
         ------
+        TypeError
+            For a reason that is no text. The communicator stays usable.
         Closed
             If the communicator is closed.
 

@@ -127,7 +127,7 @@ cdef class VectorCollectives(Collectives):
         >>> comm.all_gather_v(np.arange(comm.rank + 1))
         [array([0]), array([0, 1])]
         """
-        return self.run_vector(ALL_GATHER_V, x, None, out, None, async_op, timeout)
+        return self.run_vector(ALL_GATHER_V, x, 0, out, None, async_op, timeout)
 
     def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Return a list, by rank, of every rank's x on the root; return None on the other ranks.
@@ -224,7 +224,7 @@ cdef class VectorCollectives(Collectives):
         >>> comm.all_to_all_v([np.full(1, comm.rank), np.full(2, comm.rank)])  # rank 1 gets two arrays of 2
         [array([0]), array([1])]
         """
-        return self.run_vector(ALL_TO_ALL_V, xs, None, out, None, async_op, timeout)
+        return self.run_vector(ALL_TO_ALL_V, xs, 0, out, None, async_op, timeout)
 
     # -- from arguments to the two calls --
 
@@ -238,7 +238,7 @@ cdef class VectorCollectives(Collectives):
         try:
             c.kind = equal_kind(kind)
             c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            c.root = 0 if root is None else self.root_number(root)
+            c.root = self.root_number(root)
             parts = _Parts(self.nranks, self.nranks if is_split(&c) else 1)
             self.describe_given(&c, parts, x, out if has_result(&c, self.own_rank) else None, like)
             if async_op:

@@ -98,7 +98,7 @@ def refusals(comm):
 
 def test_what_cannot_be_used_is_refused_with_a_way_out(world_of):
     texts = world_of(2)(refusals)[0]
-    wanted = ["object", "broadcast_object", "filled", "filled", "filled", "pass one with rows", "nonsense"]
+    wanted = ["64 bits", "broadcast_object", "filled", "filled", "filled", "pass one with rows", "nonsense"]
     for text, words in zip(texts, wanted, strict=True):
         assert words in text
 

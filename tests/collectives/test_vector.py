@@ -263,6 +263,7 @@ def refusals(comm):
         "strides": lambda: comm.all_gather_v(x[::2]),
         "objects": lambda: comm.all_gather_v(np.array([None, 1])),
         "root": lambda: comm.gather_v(x, n),
+        "no root": lambda: comm.gather_v(x, None),
         "too few": lambda: comm.all_to_all_v(several[1:]),
         "no list": lambda: comm.all_to_all_v(7),
         "dtypes": lambda: comm.all_to_all_v([x, *[x.astype("f4")] * (n - 1)]),
@@ -287,6 +288,7 @@ def test_wrong_arguments_are_refused_with_a_reason(world_of):
         assert "not contiguous" in text["strides"]
         assert text["objects"].startswith("TypeError")
         assert "root is 2" in text["root"]
+        assert text["no root"].startswith("TypeError: root is None")
         assert "1 arrays for 2 ranks" in text["too few"]
         assert "TypeError: xs is a int" in text["no list"]
         assert "xs[1] is float32, xs[0] is float64" in text["dtypes"]

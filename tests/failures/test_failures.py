@@ -328,6 +328,16 @@ def test_abort_ends_everybodys_call_with_the_reason(world_of, reason):
         assert error.reason.startswith(reason.split("\0")[0][:30])
 
 
+def give_up_without_a_reason(comm):
+    with pytest.raises(TypeError, match="reason"):
+        comm.abort(None)
+    return comm.all_reduce(1)
+
+
+def test_a_reason_is_a_text(world_of):
+    assert world_of(2)(give_up_without_a_reason) == [2, 2]
+
+
 def first_error_counts(comm):
     """Make further errors after the first: they change nothing."""
     if comm.rank == 0:
