@@ -19,11 +19,13 @@ from shmring.errors import agreed
 if TYPE_CHECKING:
     from shmring import Comm
 
+    from .rules import Rule
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     *("FOLDS", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place", "check_op"),
-    *("dtype_of", "one_call", "one_call_to_make", "parts", "views"),
+    *("check_rule", "dtype_of", "one_call", "one_call_to_make", "parts", "views"),
 ]
 
 FOLDS: Mapping[str, Callable[..., Any]] = {
@@ -150,7 +152,7 @@ def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray
 
 
 def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """Return the floating NumPy dtype that all arrays share.
+    """Return the floating dtype that all arrays share: float16, float32 or float64.
 
     Parameters
     ----------
@@ -165,7 +167,7 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     Raises
     ------
     TypeError, ValueError
-        For no arrays, several dtypes, or one that is not floating.
+        For no arrays, several dtypes, or another dtype.
 
     Examples
     --------
@@ -180,13 +182,13 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     if len(dtypes) > 1:
         raise TypeError(f"the arrays are of dtypes {sorted(map(str, dtypes))}; handle each dtype separately")
     (dtype,) = dtypes
-    if dtype.kind != "f":
-        raise TypeError(f"the arrays are of dtype {dtype}; give one of NumPy's floating dtypes")
+    if dtype not in (np.float16, np.float32, np.float64):
+        raise TypeError(f"the arrays are of dtype {dtype}; give float16, float32 or float64")
     return dtype
 
 
 def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
-    """Raise TypeError unless all are NumPy arrays.
+    """Raise TypeError unless all are NumPy arrays without a mask.
 
     Parameters
     ----------
@@ -206,6 +208,8 @@ def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
     for each in arrays:
         if not isinstance(each, np.ndarray):
             raise TypeError(f"a {type(each).__name__} instead of a NumPy array; use np.asarray")
+        if isinstance(each, np.ma.MaskedArray):
+            raise TypeError("a masked array, whose mask would be ignored; pass x.filled(value), or x.data")
 
 
 def check_in_place(x: NDArray[Any]) -> None:
@@ -229,6 +233,31 @@ def check_in_place(x: NDArray[Any]) -> None:
     check_arrays([x])
     if not x.flags.c_contiguous or not x.flags.writeable:
         raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
+
+
+def check_rule(rule: Rule) -> None:
+    """Raise TypeError unless rule is an object with the methods of `shmring.methods.rules.Rule`.
+
+    Parameters
+    ----------
+    rule : object
+        An object such as `SGD(0.1)`, not a class.
+
+    Raises
+    ------
+    TypeError
+        With the fix.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_rule
+    >>> from shmring.methods.rules import Adam
+    >>> check_rule(Adam())
+    """
+    if isinstance(rule, type) or not (
+        hasattr(rule, "num_states") and callable(getattr(rule, "update", None))
+    ):
+        raise TypeError(f"rule is {rule!r:.60}; give one that is made, as in rule=SGD(0.1)")
 
 
 def check_op(op: str) -> None:

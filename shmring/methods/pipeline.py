@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 import shmring
 
 from ..errors import agreed
-from .flat import agree, check_alike, dtype_of, one_call, one_call_to_make, views
+from .flat import agree, check_alike, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class Pipeline:
         receives: tuple[tuple[int, ...], DTypeLike] | None = None,
     ) -> None:
         try:
+            check_rule(rule)
             dtype = dtype_of(weights)
             if (receives is None) != (comm.rank == 0):
                 raise ValueError("receives, the shape and dtype of x, is required on every rank but rank 0")

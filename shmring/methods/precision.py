@@ -64,14 +64,14 @@ class LossScaler:
         growth_interval: int = 2000,
     ) -> None:
         try:
-            are_right = scale > 0 and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1
+            are_right = 0 < scale < math.inf and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1
         except (TypeError, ValueError):  # one of them is no number
             are_right = False
         if not are_right:
             comm.refuse("all_gather")
             raise ValueError(
                 f"scale {scale!r}, growth {growth!r}, backoff {backoff!r}, "
-                f"growth_interval {growth_interval!r}: scale is above 0, growth 1 or more, "
+                f"growth_interval {growth_interval!r}: scale is above 0 and finite, growth 1 or more, "
                 "backoff between 0 and 1, growth_interval 1 or more"
             )
         agree(comm, scale=scale, growth=growth, backoff=backoff, growth_interval=growth_interval)

@@ -15,7 +15,7 @@ import numpy as np
 import shmring
 
 from ..errors import agreed
-from .flat import one_call_to_make
+from .flat import check_rule, one_call_to_make
 from .rules import SGD, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class ParameterServer:
     ) -> None:
         self.shape, self.dtype = _checked(comm, params, "broadcast"), params.dtype
         try:
+            check_rule(rule)
             _check_staleness(staleness)
             ranks, dedicated = _server_ranks(comm, servers)
         except (TypeError, ValueError):

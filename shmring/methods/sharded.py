@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import check_op, dtype_of, one_call, one_call_to_make, views
+from .flat import check_op, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ShardedOptimizer:
         bucket_nbytes: int = 1 << 20,
     ) -> None:
         try:
-            dtype = _checked(params, stage, op, bucket_nbytes)
+            dtype = _checked(params, rule, stage, op, bucket_nbytes)
         except Exception:
             comm.refuse("broadcast")
             raise
@@ -317,8 +317,11 @@ def _up_to_multiple(count: int, of: int) -> int:
     return -(-count // of) * of
 
 
-def _checked(params: Sequence[NDArray[Any]], stage: int, op: str, bucket_nbytes: int) -> np.dtype[Any]:
+def _checked(
+    params: Sequence[NDArray[Any]], rule: Rule, stage: int, op: str, bucket_nbytes: int
+) -> np.dtype[Any]:
     """Return the parameters' dtype. Raises TypeError or ValueError for a wrong argument."""
+    check_rule(rule)
     if stage not in (1, 2):
         raise ValueError(f"stage is {stage!r}; it must be 1 or 2")
     check_op(op)

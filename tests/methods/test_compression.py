@@ -312,6 +312,7 @@ def test_several_at_once(world_of):
 
 WRONG = {
     "a list": (lambda: [1.0, 2.0], "avg", TypeError, "instead of a NumPy array"),
+    "masked": (lambda: np.ma.ones(3, "f4"), "avg", TypeError, "mask would be ignored"),
     "integers": (lambda: np.arange(3), "avg", TypeError, "int64"),
     "columns": (lambda: np.ones((4, 4), "f4")[:, :2], "avg", ValueError, "contiguous"),
     "read-only": (lambda: np.broadcast_to(np.float32(1), (1,)), "avg", ValueError, "read-only"),
@@ -387,6 +388,14 @@ def test_an_overflow_is_no_warning(world_of):
 @pytest.mark.parametrize("make", [lambda: TopK(0), lambda: TopK(1.5), lambda: PowerSGD(0)])
 def test_settings_that_make_no_sense(make):
     with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PowerSGD(1.5), lambda: PowerSGD(seed=None), lambda: Int8(stochastic=True, seed="1")]
+)
+def test_numbers_that_are_no_integers(make):
+    with pytest.raises(TypeError, match="integer"):
         make()
 
 

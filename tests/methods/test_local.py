@@ -176,6 +176,8 @@ def wrong(comm, case):
         return raised(GradientAccumulation(comm, like, 1).add, [[1, 2, 3]] if is_wrong else like)
     if case == "unscaled list":
         return raised(LossScaler(comm).unscale, [[1.0]] if is_wrong else like)
+    if case == "scale":
+        return raised(lambda: LossScaler(comm, scale=np.inf if is_wrong else 2.0).unscale(like))
     if case == "growth":
         return raised(lambda: LossScaler(comm, growth=0.5 if is_wrong else 2.0).unscale(like))
     if case == "broadcast":
@@ -191,6 +193,7 @@ def wrong(comm, case):
         ("every", "ValueError: every is 0"),
         ("integers", "TypeError: the arrays are of dtype int64"),
         ("op", "ValueError: op is 'max'"),
+        ("scale", "ValueError: scale inf"),
         ("growth", "ValueError: scale 65536.0, growth 0.5"),
         ("broadcast", "ValueError: gradients are float32(); they must be float32(3,)"),
         ("list", "TypeError: a list instead"),

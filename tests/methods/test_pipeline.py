@@ -239,7 +239,8 @@ def wrong(comm, case):
         weights = [np.zeros(3, int)]
     if comm.rank == 0 and case == "receives":
         keywords["receives"] = (2, 2), "f8"
-    make = lambda: Pipeline(comm, forward, backward, weights, SGD(1), **keywords)  # noqa: E731
+    rule = SGD if comm.rank == 0 and case == "rule" else SGD(1)
+    make = lambda: Pipeline(comm, forward, backward, weights, rule, **keywords)  # noqa: E731
     if found := raised(make):
         return found
     return raised(make().run, 1, loss_gradient=loss_gradient_of) if case == "inputs" else None
@@ -251,6 +252,7 @@ def wrong(comm, case):
         ("few", "ValueError: micro_batches is 1; 2 stages", "ValueError: micro_batches is 1; 2 stages"),
         ("other", "ValueError: micro_batches is 2, 3 by", "ValueError: micro_batches is 2, 3 by"),
         ("dtype", "TypeError: the arrays are of dtype int64", "Mismatch"),
+        ("rule", "TypeError: rule is", "Mismatch"),
         ("receives", "ValueError: receives, the shape and dtype", "Mismatch"),
         ("inputs", "ValueError: rank 0 needs inputs", "Mismatch"),
     ],

@@ -329,6 +329,8 @@ def refuse(comm):
                 server.push(wrong)
         with pytest.raises(ValueError, match="worker"):
             server.serve()
+    with pytest.raises(TypeError, match="rule is None"):
+        ParameterServer(comm, np.zeros(3), None)
     comm.barrier()
     return True
 

@@ -207,8 +207,15 @@ def wrong(comm, case):
     good, zeros = normal(0, "f4"), [np.zeros(3, "f4"), np.zeros((2, 2), "f4")]
     if comm.rank == 0 and case in ("stage", "op", "bucket_nbytes"):
         return raised(ShardedOptimizer, comm, good, SGD(1), **{case: 0})
-    if comm.rank == 0 and case in ("dtypes", "integers", "nothing"):
-        params = {"dtypes": [good[0], good[1].astype("f8")], "integers": [np.ones(3, int)], "nothing": []}
+    if comm.rank == 0 and case == "rule":
+        return raised(ShardedOptimizer, comm, good, SGD)
+    if comm.rank == 0 and case in ("dtypes", "integers", "long doubles", "nothing"):
+        params = {
+            "dtypes": [good[0], good[1].astype("f8")],
+            "integers": [np.ones(3, int)],
+            "long doubles": [np.ones(3, np.longdouble)],
+            "nothing": [],
+        }
         return raised(ShardedOptimizer, comm, params[case], SGD(1))
     if comm.rank > 0 and case not in ("order", "missing", "many", "load"):
         return raised(ShardedOptimizer, comm, good, SGD(1))
@@ -231,7 +238,9 @@ def wrong(comm, case):
         ("op", "ValueError", "'avg' or 'sum'"),
         ("bucket_nbytes", "ValueError", "1 byte or more"),
         ("dtypes", "TypeError", "separately"),
+        ("rule", "TypeError", "rule=SGD(0.1)"),
         ("integers", "TypeError", "int64"),
+        ("long doubles", "TypeError", "float16, float32 or float64"),
         ("nothing", "ValueError", "give at least one"),
         ("order", "ValueError", "last parameter first"),
         ("missing", "ValueError", "1 of 2 gradients are missing"),
