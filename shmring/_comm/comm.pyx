@@ -106,7 +106,8 @@ cdef class Comm(Messages):
         self.own_rank, self.nranks = place.rank, place.size
         self.descend_from(parent)
         self.epoch = epoch
-        self.default_algorithm = algorithm_number(settings.algorithm)
+        # Between hosts there is one algorithm; the groups of one host have the chosen one.
+        self.default_algorithm = algorithm_number(settings.algorithm if internode is None else "auto")
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, local_sockets, settings.segment,

@@ -386,3 +386,14 @@ def test_all_ranks_know_from_which_size_slices_are_reduced(world_of, tmp_path, n
     ranks = world_of(2, SHMRING_TUNING=str(path))
     for count in (500, 512, 513, 1024, 8192, 8193):
         assert ranks(reduce_ones, count) == [(2, 2)] * 2
+
+
+def default_algorithm_of_a_host(comm):
+    across = default_algorithm(comm)[1]
+    with comm.split(comm.node) as host:
+        return across, default_algorithm(host)
+
+
+def test_the_algorithm_of_the_environment_is_for_ranks_of_one_host(world_over_hosts):
+    ranks = world_over_hosts([0, 0, 1, 1], SHMRING_ALGORITHM="ring")
+    assert ranks(default_algorithm_of_a_host) == [(4.0, ("ring", 2.0))] * 4
