@@ -110,8 +110,8 @@ cdef class Locks:
             raise IndexError(f"there is no lock {index}; this array has {self.count}, as given by locks=")
         return Lock(self, index, timeout_s)
 
-    # An error makes the array private to each rank before it is raised: a lock there would exclude no other rank, and no
-    # other rank would see what is written.
+    # An error makes the array private to each rank before it is raised: a lock there would exclude no other rank, and
+    # no other rank would see what is written.
     cdef int check_usable(self) except -1:
         if self.engine.closed_because is not None:
             raise Closed(self.engine.closed_because, rank=self.engine.g.rank)
