@@ -37,7 +37,7 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any
     """Return a reducer of arrays that sends copies of those of `least_nbytes` or more in shared memory.
 
     Arrays that the user has shared are passed by reference.
-    otherwise: the reducer of the others; None for a pickle of the highest protocol. sent: a list to which
+    otherwise: the reducer of the others; None for a pickle that is loaded as writable. sent: a list to which
     what `take_back` needs is appended.
     """
 
@@ -47,10 +47,11 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any
             reduced = reduce_array(array)
         elif array.nbytes >= least_nbytes and not array.dtype.hasobject:
             reduced = reduce_copy(array)
-            if reduced is None and not array.flags.writeable:  # the receiver's copy is writable in any case
-                array = array.copy("K")
         if reduced is None:
-            return otherwise(array) if otherwise else array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            if otherwise:
+                return otherwise(array)
+            # The receiver's copy is writable; protocol 5 would keep a read-only array read-only.
+            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL if array.flags.writeable else 4)
         if sent is not None:
             sent.append(reduced)
         return reduced
@@ -97,12 +98,15 @@ def light_copies(values: Iterable[Any], least_nbytes: int) -> list[Any] | None:
     Light are numbers, strings, and arrays below `least_nbytes` that the user has not shared.
     """
     copies = []
+    made: dict[int, Any] = {}  # by the id of an array: the same array twice is so to the receiver, too
     for value in values:
         kind = type(value)
         if kind is np.ndarray:
             if value.nbytes >= least_nbytes or value.dtype.hasobject or block_of(value) is not None:
                 return None
-            value = value.copy("K")
+            if id(value) not in made:
+                made[id(value)] = value.copy("A")
+            value = made[id(value)]
         elif kind not in _IMMUTABLE:
             return None
         copies.append(value)

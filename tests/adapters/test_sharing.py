@@ -75,6 +75,27 @@ def test_light_arguments_are_those_of_submit_as_well():
             pool.submit(add, 1, None).result()
 
 
+def seen(*args):
+    """Describe arrays as a worker sees them, also those in lists."""
+    arrays = [item for arg in args for item in (arg if isinstance(arg, list) else [arg])]
+    return [
+        (array is arrays[0], array.flags.writeable, array.flags.c_contiguous, array.tolist())
+        for array in arrays
+    ]
+
+
+@pytest.mark.parametrize("least_nbytes", [100, 1 << 20])
+def test_arrays_arrive_as_in_any_pool_whatever_their_size(least_nbytes):
+    x = np.arange(60.0).reshape(3, 20)
+    x.flags.writeable = False
+    tasks = [(x, x), ([x, x],), (x[:, :2], [x[:, :2]]), (x.T[::2], x.T[::2])]
+    context = multiprocessing.get_context("fork")
+    with Executor(1, least_nbytes=least_nbytes, mp_context=context) as pool:
+        found = [pool.submit(seen, *task).result() for task in tasks]
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        assert found == [pool.submit(seen, *task).result() for task in tasks]
+
+
 def fill(array):
     array[:] = 5
 
