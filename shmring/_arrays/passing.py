@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copyreg
 import ctypes
 import functools
 import math
@@ -626,7 +627,13 @@ def _block_below(array: _Array) -> Block | None:
 def reduce_array(array: _Array) -> Any:
     """Return how an ndarray is pickled, as `object.__reduce_ex__`."""
     block = block_of(array)
-    return array.__reduce_ex__(_PROTOCOL) if block is None else _reduce(array, block)
+    return reduce_plainly(array, _PROTOCOL) if block is None else _reduce(array, block)
+
+
+def reduce_plainly(array: _Array, protocol: int) -> Any:
+    """Return how an ndarray is pickled that is not shared: in the program's own way if it has set one."""
+    own_way = copyreg.dispatch_table.get(np.ndarray)
+    return own_way(array) if own_way else array.__reduce_ex__(protocol)
 
 
 def reduce_copy(array: _Array) -> Any:

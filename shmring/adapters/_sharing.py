@@ -12,7 +12,7 @@ import numpy as np
 
 import shmring
 
-from .._arrays.passing import block_of, reduce_array, reduce_copy, take_back
+from .._arrays.passing import block_of, reduce_array, reduce_copy, reduce_plainly, take_back
 
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
@@ -51,7 +51,7 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any
             if otherwise:
                 return otherwise(array)
             # The receiver's copy is writable; protocol 5 would keep a read-only array read-only.
-            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL if array.flags.writeable else 4)
+            return reduce_plainly(array, pickle.HIGHEST_PROTOCOL if array.flags.writeable else 4)
         if sent is not None:
             sent.append(reduced)
         return reduced

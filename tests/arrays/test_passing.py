@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import copy
+import copyreg
 import gc
 import io
 import multiprocessing
@@ -24,6 +25,7 @@ from injections import Interrupt, injection_of
 import shmring
 from shmring._arrays import passing
 from shmring._system import descriptors
+from shmring.adapters import _sharing
 
 METHODS = ("fork", "spawn", "forkserver")
 KILLS = Path(__file__).resolve().parents[1] / "support" / "share_kills.py"
@@ -345,6 +347,16 @@ def test_other_pickles_and_copies_have_the_bytes():
     assert (travel(ordinary) == ordinary).all()
     record = np.ones(2, "i4,f4").view(np.recarray)
     assert type(travel(record)) is np.recarray
+
+
+def test_a_program_s_own_way_to_pickle_arrays_is_kept(monkeypatch):
+    monkeypatch.setitem(copyreg.dispatch_table, np.ndarray, lambda array: (list, (array.tolist(),)))
+    array = shmring.share(BASE)
+    assert travel([np.arange(3), array[0]])[0] == [0, 1, 2]
+    assert np.shares_memory(travel(array), array)
+    small, large = pickle.loads(_sharing.dumps([np.arange(3), np.arange(1000)], 1000, []))
+    assert small == [0, 1, 2]
+    assert (large == np.arange(1000)).all()
 
 
 def test_arrays_that_cannot_be_shared():
