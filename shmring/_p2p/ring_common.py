@@ -166,7 +166,7 @@ class QueueEnds(Ends):
 
         Raises
         ------
-        queue.Empty, TypeError, ValueError, Closed, RankFailed
+        queue.Empty, TypeError, ValueError, Closed, Aborted, RankFailed
             As `get`.
         """
         return self.get(block=False, out=out)

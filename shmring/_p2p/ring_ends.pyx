@@ -487,7 +487,7 @@ cdef class Ends:
         if out is item or (out is None and not self.item_is_given):
             return item
         if out is None:
-            return item.copy()
+            return item.copy("K")
         try:
             self.check_out(out, self.item_kind == FORTRAN_ARRAY)
         except BaseException:
@@ -552,9 +552,7 @@ cdef class Ends:
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
-                if side == SR_CONSUMER and self.gave_up[0]:
-                    raise Aborted("the process that puts into this ring gave up: an exception left its `with` block")
-                raise self._closed_there(side == SR_PRODUCER)
+                raise self.error_of_close(side)
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
                 npolls += 1
@@ -568,6 +566,12 @@ cdef class Ends:
             with nogil:
                 ready = self.sleep_and_poll(side, room_nbytes, deadline[0], &next_poll, &npolls)
         return 0
+
+    # Return the error of a wait for a process that has closed the ring.
+    cdef object error_of_close(self, int side):
+        if side == SR_CONSUMER and self.gave_up[0]:
+            return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
+        return self._closed_there(side == SR_PRODUCER)
 
     cdef bint spin(self, int side, uint64_t room_nbytes, int pauses) noexcept nogil:
         cdef int _turn
@@ -644,7 +648,7 @@ cdef class Ends:
     cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1:
         cdef uint64_t now = sr_now_ns()
         if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
-            raise self._closed_there(side == SR_PRODUCER)
+            raise self.error_of_close(side)
         if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
             self.checked_ns[side] = now
             self.check_awaited(side, room_nbytes, 0)

@@ -251,6 +251,22 @@ def test_a_put_that_came_too_late_is_as_if_it_had_not_been():
             assert same(ring.get(timeout=1), np.arange(turn))
 
 
+def test_the_memory_order_stays_if_the_get_that_began_had_an_out():
+    ring, item = shmring.Ring(TINY), np.asfortranarray(np.arange(1 << 18).reshape(512, 512))
+    putter = threading.Thread(target=ring.put, args=(item, ENOUGH_S))
+    putter.start()
+    time.sleep(0.05)  # the ring is full
+    out = np.empty_like(item)
+    with pytest.raises(queue.Empty):
+        ring.get_nowait(out=out)
+    found = ring.get(ENOUGH_S)
+    putter.join()
+    ring.close()
+    assert same(found, item)
+    assert found.flags.f_contiguous
+    assert not np.shares_memory(found, out)
+
+
 def test_a_get_that_came_too_late_has_lost_nothing():
     ring, items = shmring.Ring(TINY), [np.arange(700), b"z" * 2000]
 
@@ -512,12 +528,13 @@ def put_and_raise(ring):
         raise ZeroDivisionError
 
 
+@pytest.mark.parametrize("args", [{"timeout": ENOUGH_S}, {"block": False}], ids=str)
 @pytest.mark.parametrize("make", [shmring.Ring, lambda: shmring.Broadcast(readers=1)])
-def test_an_exception_of_the_producer_is_no_ordinary_end(make):
+def test_an_exception_of_the_producer_is_no_ordinary_end(make, args):
     with make() as ring:
         child = FORK.Process(target=put_and_raise, args=(ring,))
         child.start()
         assert ring.get(ENOUGH_S).tolist() == [0, 1, 2]
-        with pytest.raises(shmring.Aborted, match="gave up"):
-            ring.get(ENOUGH_S)
         child.join()
+        with pytest.raises(shmring.Aborted, match="gave up"):
+            ring.get(**args)
