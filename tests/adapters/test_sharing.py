@@ -303,6 +303,17 @@ def test_kept_memory_stays_within_its_bound_and_goes_with_the_pool():
     assert memory_of(os.getpid()) <= before
 
 
+def test_executors_that_overlap_leave_what_is_kept_as_it_was():
+    before = shmring.keep_shared(4096)
+    first, second = Executor(1, keep_nbytes=1 << 20), Executor(1, keep_nbytes=1 << 16)
+    first.shutdown()
+    assert shmring.keep_shared(1 << 16) == 1 << 16  # for the second one
+    second.shutdown()
+    assert shmring.keep_shared(8192) == 4096
+    second.shutdown()
+    assert shmring.keep_shared(before) == 8192
+
+
 def memory_of(pid):
     """Return the bytes of the shared memory that a process has descriptors of."""
     total = 0
