@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
+from .._arrays.buffers import masked
 from .._config.settings import Settings
 from .._system import descriptors, procfs, segments
 from .._system.limits import usable_cpus
@@ -293,6 +294,13 @@ class QueueEnds(Ends):
             f"the item is of type {type(item).__name__}; a ring takes bytes-like objects and arrays "
             f"(np.asarray(item)){self._other_items}"
         )
+
+    def _check_class(self, out: Any) -> None:
+        """Raise TypeError for an `out` that cannot be filled."""
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"out is a {type(out).__name__}; it must be a NumPy array")
+        if isinstance(out, np.ma.MaskedArray):
+            raise masked("out")
 
     def _text_of(self, dtype: np.dtype[Any]) -> bytes:
         """Return a dtype as text for the other side. TypeError if it holds objects or has no text form."""

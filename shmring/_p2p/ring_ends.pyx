@@ -38,8 +38,6 @@ from .ring_frames cimport (
 
 import queue
 
-import numpy as np
-
 from ..errors import Aborted, Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
@@ -342,8 +340,8 @@ cdef class Ends:
         ------
         Timeout
             Nothing is lost.
-        TypeError, ValueError
-            If `out` is no NumPy array, is masked, or differs from the item, which stays for the next call.
+        ValueError, TypeError
+            If `out` differs from the item, or is no array or a masked one. The item stays for the next call.
         Closed, Aborted, RankFailed
             Once the ring is empty: if the other side has closed it, left its `with` block by an exception, or died.
         """
@@ -447,10 +445,8 @@ cdef class Ends:
         shape = ()
         for axis in range(self.got_shape.ndim):
             shape += (self.got_shape.length[axis],)
-        if not isinstance(out, cnp.ndarray):
-            raise TypeError(f"out is a {type(out).__name__}; it must be a NumPy array")
-        if isinstance(out, np.ma.MaskedArray):
-            raise TypeError("out is a masked array, whose mask would be ignored; pass out.data")
+        if type(out) is not cnp.ndarray:
+            self._check_class(out)
         if out.shape != shape or out.dtype != self.got_dtype:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}, the next item {self.got_dtype}{list(shape)}; "
                              "it stays for the next get")

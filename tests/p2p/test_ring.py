@@ -191,7 +191,7 @@ def test_out_is_filled_and_returned():
         np.zeros(6)[::2],
         np.frombuffer(bytes(24)),
         bytearray(24),
-        np.ma.zeros(3),
+        np.ma.masked_array([0.0, 0, 0], [True, False, False]),
     ],
     ids=["longer", "dtype", "shape", "strided", "read-only", "no array", "masked"],
 )
