@@ -23,7 +23,7 @@ from .._arrays.buffers import masked
 from .._config.settings import Settings
 from .._system import descriptors, procfs, segments
 from .._system.limits import usable_cpus
-from ..errors import Closed, Error
+from ..errors import Aborted, Closed, Error
 from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, Ends
 
 if TYPE_CHECKING:
@@ -262,6 +262,12 @@ class QueueEnds(Ends):
     def _creator(self) -> tuple[int, int]:
         """Return (pid, start time) of the process that made the ring."""
         return self._origin.creator_pid, self._origin.creator_start_time
+
+    def _error_of_close(self, is_writer: bool, gave_up: bool) -> Exception:
+        """Return the error of a wait for a process that has closed the ring, if `gave_up` by an exception."""
+        if gave_up and not is_writer:
+            return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
+        return self._closed_there(is_writer)
 
     def _closed_there(self, is_writer: bool) -> Exception:
         """Return the error of a wait whose other side is closed."""

@@ -38,7 +38,7 @@ from .ring_frames cimport (
 
 import queue
 
-from ..errors import Aborted, Closed, Error, Timeout
+from ..errors import Closed, Error, Timeout
 
 cdef extern from "<numpy/arrayobject.h>":
     object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
@@ -548,7 +548,7 @@ cdef class Ends:
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
-                raise self.error_of_close(side)
+                raise self._error_of_close(side == SR_PRODUCER, self.gave_up[0])
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
                 npolls += 1
@@ -562,12 +562,6 @@ cdef class Ends:
             with nogil:
                 ready = self.sleep_and_poll(side, room_nbytes, deadline[0], &next_poll, &npolls)
         return 0
-
-    # Return the error of a wait for a process that has closed the ring.
-    cdef object error_of_close(self, int side):
-        if side == SR_CONSUMER and self.gave_up[0]:
-            return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
-        return self._closed_there(side == SR_PRODUCER)
 
     cdef bint spin(self, int side, uint64_t room_nbytes, int pauses) noexcept nogil:
         cdef int _turn
@@ -644,7 +638,7 @@ cdef class Ends:
     cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1:
         cdef uint64_t now = sr_now_ns()
         if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
-            raise self.error_of_close(side)
+            raise self._error_of_close(side == SR_PRODUCER, self.gave_up[0])
         if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
             self.checked_ns[side] = now
             self.check_awaited(side, room_nbytes, 0)
