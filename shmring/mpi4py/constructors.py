@@ -54,6 +54,19 @@ def _layout_of(info: TypeInfo) -> Layout:
     return Layout.of_bytes(info.extent, info.dtype.alignment, elements)
 
 
+def basic_of(info: TypeInfo) -> TypeInfo | None:
+    """Return the predefined datatype that a datatype is made of; None if it is made of several."""
+    if info.made is None:
+        return info
+    _, base, arguments = info.made
+    found = [basic_of(part) for part in (arguments["datatypes"] if base is None else [base])]
+    return (
+        found[0]
+        if found and all(part and found[0] and part.dtype == found[0].dtype for part in found)
+        else None
+    )
+
+
 def _check(is_right: bool, reason: str) -> None:
     if not is_right:
         raise errors.Exception(errors.ERR_ARG, reason)

@@ -124,6 +124,7 @@ class Data:
     def part(self, displ: Any, nbytes: Any) -> Any: ...
     def restore(self) -> Any: ...
     finish: Any
+    layout: Any
     bytes: Any
     items: Any
     count: Any

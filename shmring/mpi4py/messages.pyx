@@ -332,7 +332,7 @@ cdef class TypeInfo:
         if layout is not None and (
                 not layout.is_dense or layout.offsets[0] or layout.lb or dtype.itemsize < layout.nbytes):
             self.has_gaps, self.extent = True, layout.extent
-            self.packed = TypeInfo(layout.nbytes, U8, constant, letter, code, name, ops)
+            self.packed = TypeInfo(layout.nbytes, U8, constant, letter, code, name, ops, made)
             self.packed.extent = layout.nbytes
 
 
@@ -545,6 +545,10 @@ cdef class Data:
         return None if self.copies is None else self.restore
 
     @property
+    def layout(self):
+        return None if self.copies is None else self.copies[0][0]
+
+    @property
     def bytes(self):
         return self.moved()
 
@@ -748,7 +752,7 @@ def simple_with_gaps(object spec, bint is_written, int blocks=1):
 # Refuse items with gaps, for calls that work on the items where they are.
 cdef Data without_gaps(Data data):
     if data is not None and data.copies is not None:
-        raise errors.refuse("reductions and one-sided operations on datatypes with gaps",
+        raise errors.refuse("reductions of datatypes with gaps",
                             "copy the part to a contiguous array")
     return data
 

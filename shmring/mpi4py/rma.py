@@ -12,7 +12,8 @@ import numpy as np
 
 from . import errors
 from .constants import INTEGERS
-from .messages import Data, TypeInfo, handle, simple
+from .constructors import basic_of
+from .messages import Data, TypeInfo, handle, simple, simple_with_gaps
 from .ops import OPS, SUM, Op
 from .point_to_point import completed
 from .requests import Request
@@ -29,20 +30,38 @@ class Place(NamedTuple):
     rank: int
     begin: int  # byte in that rank's memory
     number: int  # of items
-    type: TypeInfo
+    type: TypeInfo  # that of the items without their gaps
+    layout: Any  # None if the items have no gaps
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes."""
+        """The number of bytes, without gaps."""
         return self.number * int(self.type.extent)
 
-    def bytes_in(self, window: Window) -> Any:
-        """Return the bytes in the window."""
-        return window.parts[self.rank][self.begin : self.begin + self.nbytes]
+    def bounds(self) -> tuple[int, int]:
+        """Return the first byte in that rank's memory, and the end."""
+        first, end = (0, self.nbytes) if self.layout is None else self.layout.bounds(self.number)
+        return self.begin + first, self.begin + end
 
-    def items_in(self, window: Window) -> Any:
-        """Return the items in the window."""
-        return self.bytes_in(window).view(self.type.dtype)
+    def bytes_in(self, window: Window) -> Any:
+        """Return the bytes in the window, with gaps."""
+        return window.parts[self.rank][slice(*self.bounds())]
+
+    def read(self, window: Window) -> Any:
+        """Return the bytes without gaps: those in the window if there are no gaps, else a copy."""
+        there = self.bytes_in(window)
+        return there if self.layout is None else self.layout.gather(there, self.number)
+
+    def write(self, window: Window, given: Any) -> None:
+        """Write bytes without gaps to the window; they may be fewer than there is room for."""
+        there = self.bytes_in(window)
+        if self.layout is None:
+            np.copyto(there[: given.nbytes], given)
+            return
+        if given.nbytes < self.nbytes:
+            rest = self.layout.gather(there, self.number)[given.nbytes :]
+            given = np.concatenate([given, rest])
+        self.layout.scatter(given, there, self.number)
 
 
 class Operations:
@@ -65,7 +84,8 @@ class Operations:
         if place is not None:
             given = data.bytes
             _check_fits(window, given.nbytes, place.nbytes)
-            window.copy(place.rank, place.bytes_in(window)[: given.nbytes], given)
+            with window.copying(place.rank, given.nbytes):
+                place.write(window, given)
 
     @reports
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
@@ -75,7 +95,9 @@ class Operations:
         if place is not None:
             taken = data.bytes
             _check_fits(window, place.nbytes, taken.nbytes)
-            window.copy(place.rank, taken[: place.nbytes], place.bytes_in(window))
+            with window.copying(place.rank, place.nbytes):
+                np.copyto(taken[: place.nbytes], place.read(window))
+            _finish(data)
 
     @reports
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
@@ -155,13 +177,15 @@ class Operations:
 
 def _place_of(window: Window, data: Data, rank: int, target: Any) -> Place | None:
     """Return the items that an operation accesses; None for PROC_NULL."""
-    disp, count, info = 0, data.count, data.type
+    disp, count, info, layout = 0, data.count, data.type, data.layout
     if hasattr(target, "__index__"):
         disp = int(target)
     elif isinstance(target, list | tuple) and len(target) <= 3:
         disp = int(target[0]) if target else 0
         count = int(target[1]) if len(target) > 1 else count
-        info = simple((None, 0, target[2]), False).type if len(target) > 2 else info
+        if len(target) > 2:
+            described = simple_with_gaps((None, 0, target[2]), False)
+            info, layout = described.type, described.layout
     elif target is not None:
         raise ValueError(f"the target is {target!r}; it must be a displacement or [displ, count, datatype]")
     number = window.target(rank)
@@ -174,11 +198,12 @@ def _place_of(window: Window, data: Data, rank: int, target: Any) -> Place | Non
     if disp < 0 or count < 0:
         code = errors.ERR_DISP if disp < 0 else errors.ERR_COUNT
         raise window.failure(code, f"the target is {count} items at {disp}; neither may be negative")
-    place = Place(number, disp * window.units[number], count, info)
-    if count and place.begin + place.nbytes > window.sizes[number]:
+    place = Place(number, disp * window.units[number], count, info, layout)
+    first, end = place.bounds()
+    if first < end and not 0 <= first < end <= window.sizes[number]:
         raise window.failure(
             errors.ERR_RMA_RANGE,
-            f"{place.nbytes} bytes at byte {place.begin} are not in the memory of rank {number}, which has "
+            f"{end - first} bytes at byte {first} are not in the memory of rank {number}, which has "
             f"{window.sizes[number]}",
         )
     return place
@@ -186,7 +211,13 @@ def _place_of(window: Window, data: Data, rank: int, target: Any) -> Place | Non
 
 def _message(rank: int, spec: Any, is_written: bool) -> Data:
     """Return the data of a specification. For PROC_NULL it may be anything."""
-    return simple([None, 0] if rank == _PROC_NULL else spec, is_written)
+    return simple_with_gaps([None, 0] if rank == _PROC_NULL else spec, is_written)
+
+
+def _finish(data: Data) -> None:
+    """Copy items with gaps to their places in the caller's memory."""
+    if data.finish is not None:
+        data.finish()
 
 
 def _check_fits(window: Window, moved: int, room: int) -> None:
@@ -210,18 +241,25 @@ def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | Non
     """Combine items with those of a rank; store what these were before."""
     if not op or not op.is_predefined:
         raise window.failure(errors.ERR_OP, "the operation must be one of MPI's")
+    basic = basic_of(place.type)
     for given in [taken] if op == _NO_OP else [data, taken]:
         if given is None:
             continue
-        if given.type.dtype != place.type.dtype:
+        found = basic_of(given.type)
+        if basic is None or found is None or found.dtype != basic.dtype:
             raise window.failure(errors.ERR_TYPE, f"{given.type.name} is combined with {place.type.name}")
-        if given.count != place.number:
+        if given.bytes.nbytes != place.nbytes:
             raise window.failure(errors.ERR_COUNT, f"{given.count} items meet {place.number}")
-    there, before = place.items_in(window), None
+    assert basic is not None  # each operation has an origin or a result
+    before = None
     with window.atomic[place.rank], np.errstate(all="ignore"):
+        there = place.read(window).view(basic.dtype)
         if taken is not None:
             before = there.copy()
         if op != _NO_OP:
-            op._ref.fold(data.items, there, handle(Datatype, place.type))
+            op._ref.fold(data.bytes.view(basic.dtype), there, handle(Datatype, basic))
+            if place.layout is not None:
+                place.write(window, there.view(np.uint8))
     if taken is not None:
-        taken.items[:] = before
+        taken.bytes.view(basic.dtype)[:] = before
+        _finish(taken)

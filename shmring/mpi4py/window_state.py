@@ -95,13 +95,9 @@ class Window(Communicator):
             return None
         raise self.failure(errors.ERR_RANK, f"the target is {rank}; the ranks are 0 to {self.size - 1}")
 
-    def copy(self, rank: int, into: Any, out_of: Any) -> None:
-        """Copy to or from the part of a rank."""
-        if into.nbytes > _WHOLE_NBYTES:
-            np.copyto(into, out_of)
-            return
-        with self.atomic[rank]:
-            np.copyto(into, out_of)
+    def copying(self, rank: int, nbytes: int) -> Any:
+        """Return the lock that is held while bytes are copied to or from the part of a rank."""
+        return self.atomic[rank] if nbytes <= _WHOLE_NBYTES else contextlib.nullcontext()
 
     def order(self, rank: int) -> None:
         """Order the accesses of this rank before and after this call, by the atomic operations of a lock."""

@@ -136,6 +136,86 @@ def test_operations_on_every_number(tmp_path, nprocs):
     run(tmp_path, OPERATIONS, nprocs)
 
 
+GAPS = """
+numbers = np.arange(20.0).reshape(4, 5)
+column = MPI.DOUBLE.Create_vector(4, 1, 5).Commit()
+upward = MPI.DOUBLE.Create_vector(4, 1, -5).Commit()
+four = MPI.DOUBLE.Create_contiguous(4).Commit()
+part = MPI.DOUBLE.Create_subarray([4, 5], [2, 3], [1, 2]).Commit()
+mixed = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Commit()
+win = MPI.Win.Allocate(8 * 20, 8, comm=comm)
+mine = items(win, "d").reshape(4, 5)
+mine[:] = numbers + 100 * rank
+there = numbers + 100 * right
+
+def room():
+    return np.full((4, 5), -1.0)
+
+def check(found, **expected):
+    whole = room()
+    whole[expected.get("rows", slice(None)), expected["columns"]] = expected["values"]
+    assert (found == whole).all(), found
+
+# Items with gaps may be at either side, or at both; without a target, they have the gaps of the origin there.
+win.Fence()
+x, y = np.zeros(4), np.zeros(4)
+win.Get(x, right, [1, 1, column])
+win.Get(y, right, [16, 1, upward])
+a, b, c = room(), room(), room()
+win.Get([a, 1, column], right, [5, 1, four])
+win.Get([b, 1, column], right)
+win.Get([c, 1, part], right, [0, 1, part])
+win.Fence()
+assert (x == there[:, 1]).all() and (y == there[::-1, 1]).all(), (x, y)
+check(a, columns=0, values=[*there[1, :4]])
+check(b, columns=0, values=there[:, 0])
+check(c, rows=slice(1, 3), columns=slice(2, 5), values=there[1:3, 2:])
+comm.Barrier()
+
+# Gaps keep their values, and so does room that a shorter message leaves.
+mine[:] = -1
+win.Fence()
+win.Put(np.arange(3.0), right, [1, 1, column])
+win.Put([numbers, 1, part], right, [0, 1, part])
+win.Fence()
+expected = room()
+expected[:3, 1], expected[1:3, 2:] = np.arange(3.0), numbers[1:3, 2:]
+assert (mine == expected).all(), mine
+
+# Accumulates combine the numbers that the datatypes are made of.
+mine[:] = 1
+win.Fence()
+win.Accumulate(np.full(4, 2.0), 0, [3, 1, column])
+win.Fence()
+assert mine[:, 3].tolist() == [1 + 2 * size if rank == 0 else 1] * 4, mine
+assert (mine[:, :3] == 1).all() and (mine[:, 4] == 1).all(), mine
+win.Fence()
+win.Lock(right)
+old, now = room(), np.zeros(4)
+win.Get_accumulate([np.full((4, 5), 3.0), 1, column], [old, 1, column], right, [4, 1, column], MPI.PROD)
+win.Get_accumulate([now, 0], now, right, [4, 4, MPI.DOUBLE.Create_resized(0, 40)], MPI.NO_OP)
+win.Accumulate([np.full(4, 7.0), 1, four], right, [0, 4, MPI.DOUBLE], MPI.MAX)
+win.Unlock(right)
+check(old, columns=0, values=1)
+assert (now == 3).all(), now
+win.Fence()
+assert mine[0, :3].tolist() == [7] * 3 and mine[1:, 0].tolist() == [1] * 3, mine
+
+assert code_of(win.Put, x, right, [18, 1, column]) == "ERR_RMA_RANGE"
+assert code_of(win.Get, x, right, [10, 1, upward]) == "ERR_RMA_RANGE"
+assert code_of(win.Get, np.zeros(3), right, [0, 1, column]) == "ERR_TRUNCATE"
+assert code_of(win.Accumulate, np.zeros(3), right, [0, 1, column]) == "ERR_COUNT"
+assert code_of(win.Accumulate, [np.zeros(2), 1, mixed], right) == "ERR_TYPE"
+win.Fence()
+win.Free()
+"""
+
+
+@pytest.mark.parametrize("nprocs", first(1, [2, 3, 1]))
+def test_items_with_gaps(tmp_path, nprocs):
+    run(tmp_path, GAPS, nprocs)
+
+
 EDGES = """
 # Each rank has its own size and unit; without the hint, memory is contiguous in rank order.
 win = MPI.Win.Allocate_shared(8 * rank, rank + 1, comm=comm)
