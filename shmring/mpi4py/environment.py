@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import os
 import secrets
 import socket
@@ -195,8 +196,9 @@ def Free_mem(mem: buffer) -> None:
 
 def Compute_dims(nnodes: int, dims: Any) -> list[int]:
     """Return extents of a grid of `nnodes` ranks, as equal as they can be. Extents other than 0 are kept."""
-    found = [0] * dims if isinstance(dims, int) else list(dims)
-    left = nnodes
+    if hasattr(dims, "__index__") and not hasattr(dims, "__len__"):
+        dims = [0] * operator.index(dims)
+    found, left = [operator.index(extent) for extent in dims], operator.index(nnodes)
     for extent in found:
         if extent < 0 or (extent > 0 and left % extent):
             raise errors.Exception(errors.ERR_DIMS, f"{nnodes} ranks do not form a grid of {found}")

@@ -22,6 +22,11 @@ from .ops import SUM, Op
 _PROC_NULL = INTEGERS["PROC_NULL"]
 
 
+def _integers(values: Any) -> list[int]:
+    """Return integers of Python for a sequence of integers, such as an array; none for None."""
+    return [] if values is None else [operator.index(value) for value in values]
+
+
 class Cartesian:
     """A grid of ranks, numbered in row-major order."""
 
@@ -88,7 +93,7 @@ class Graph(_ByOrder):
     kind = INTEGERS["GRAPH"]
 
     def __init__(self, index: Sequence[int], edges: Sequence[int], rank: int) -> None:
-        self.index, self.all_edges, self.rank = list(index), list(edges), rank
+        self.index, self.all_edges, self.rank = _integers(index), _integers(edges), rank
 
     def neighbors_of(self, rank: int) -> list[int]:
         """Return the neighbours of a rank."""
@@ -207,7 +212,7 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         """Return the communicator of a graph of which each rank gives its own edges."""
-        sources, destinations = list(sources or ()), list(destinations or ())
+        sources, destinations = _integers(sources), _integers(destinations)
         weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
         both = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
         return self._arranged(Distgraphcomm, self.Get_size(), lambda: DistGraph(sources, destinations, both))
@@ -222,6 +227,7 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         """Return the communicator of a graph of which each rank gives any edges."""
+        sources, degrees, destinations = map(_integers, (sources, degrees, destinations))
         edges, at = [], 0
         given = _weights(weights, len(destinations))
         for source, degree in zip(sources, degrees, strict=True):
@@ -271,7 +277,7 @@ def _weights(weights: Any, count: int) -> list[int] | None:
         weights = []
     if len(weights) != count:
         raise ValueError(f"{len(weights)} weights are given for {count} edges")
-    return list(weights)
+    return _integers(weights)
 
 
 class Topocomm(Topological, Neighbors, Intracomm):
@@ -346,18 +352,18 @@ class Cartcomm(Topocomm):
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         """Return the rank at coordinates."""
-        grid = self._topology()
+        grid, coords = self._topology(), _integers(coords)
         if len(coords) != len(grid.dims):
             raise ValueError(f"{len(coords)} coordinates are given for {len(grid.dims)} dimensions")
         rank: int = grid.rank_of(coords)
         if rank == _PROC_NULL:
-            raise self._comm().failure(errors.ERR_ARG, f"{list(coords)} is outside the grid {grid.dims}")
+            raise self._comm().failure(errors.ERR_ARG, f"{coords} is outside the grid {grid.dims}")
         return rank
 
     def Get_coords(self, rank: int) -> list[int]:
         """Return the coordinates of a rank."""
         self._check_rank(rank)
-        coords: list[int] = self._topology().coords_of(rank)
+        coords: list[int] = self._topology().coords_of(operator.index(rank))
         return coords
 
     def _check_rank(self, rank: int) -> None:
@@ -369,7 +375,7 @@ class Cartcomm(Topocomm):
         grid = self._topology()
         if not 0 <= direction < len(grid.dims):
             raise self._comm().failure(errors.ERR_DIMS, f"there is no dimension {direction}")
-        found: tuple[int, int] = grid.shifted(direction, disp)
+        found: tuple[int, int] = grid.shifted(operator.index(direction), operator.index(disp))
         return found
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:

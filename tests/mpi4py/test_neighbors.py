@@ -86,6 +86,52 @@ def test_messages_among_neighbours(tmp_path, nprocs):
     assert done.stdout.splitlines() == ["1 objects are given for 2 neighbours"] * nprocs
 
 
+ARRAYS = """
+import numpy as np
+from shmring import MPI
+
+world = MPI.COMM_WORLD
+rank, size = world.rank, world.size
+below, above = (rank - 1) % size, (rank + 1) % size
+array = np.array
+none = np.zeros(0, int)
+
+# Whatever a program gives as arrays comes back as integers of Python.
+ends = array([below, above])
+adjacent = world.Create_dist_graph_adjacent(ends, ends, array([3, 4]), array([5, 6]))
+taken = np.zeros(2, int)
+adjacent.Neighbor_alltoall(array([rank, rank]), taken)
+assert sorted(taken) == sorted([below, above])
+spread = world.Create_dist_graph(array([rank]), array([1]), array([above]), array([7]))
+graph = world.Create_graph(np.arange(1, size + 1), np.roll(np.arange(size), -1))
+grid = world.Create_cart(array([size, 1]), array([1, 0]))
+print(
+    adjacent.Get_dist_neighbors(),
+    world.Create_dist_graph_adjacent(none, none).Get_dist_neighbors(),
+    spread.Get_dist_neighbors(),
+    graph.Get_topo(),
+    (grid.Get_coords(np.int64(rank)), grid.Get_cart_rank(array([0, 0]))),
+    grid.Shift(np.int64(0), np.int32(1)),
+    MPI.Compute_dims(np.int64(12), array([0, 3])) + MPI.Compute_dims(12, np.int64(2)),
+    sep="\\n",
+)
+"""
+
+
+def test_integers_may_be_arrays(tmp_path):
+    done = run_code(tmp_path, ARRAYS, "--no-prefix", nprocs=1)
+    expected = [
+        "([0, 0], [0, 0], ([3, 4], [5, 6]))",
+        "([], [], None)",
+        "([0], [0], ([7], [7]))",
+        "([1], [0])",
+        "([0, 0], 0)",
+        "(0, 0)",
+        "[4, 3, 4, 3]",
+    ]
+    assert done.stdout.splitlines() == expected, done.stdout + done.stderr
+
+
 BOTTOM = """
 import numpy as np
 from shmring import MPI
