@@ -79,6 +79,7 @@ from .point_to_point import (
     Message,
 )
 from .rc import rc
+from .rc import read_environment as _read_environment
 from .refused import FILE_NULL, SESSION_NULL, File, Session
 from .refused import FUNCTIONS as _REFUSED
 from .requests import REQUEST_NULL, Grequest, Prequest, Request
@@ -125,5 +126,6 @@ for _class in (
     Intracomm, Message, Op, Prequest, Request, Session, Topocomm, Win,
 ):  # fmt: skip
     _class.__module__ = _MODULE
+_read_environment()
 if rc.initialize:
     _init_at_import()

@@ -34,14 +34,15 @@ class Rc:
         return "<mpi4py.rc>"
 
 
-def from_environment() -> Rc:
-    """Return the settings with the changes that MPI4PY_RC_INITIALIZE, MPI4PY_RC_ERRORS and so on make."""
-    rc = Rc()
+rc = Rc()
+
+
+def read_environment() -> None:
+    """Change the settings as MPI4PY_RC_INITIALIZE, MPI4PY_RC_ERRORS and so on say, whatever they are."""
     for name in Rc.__annotations__:
         text = os.environ.get(f"MPI4PY_RC_{name.upper()}", "")
         if text:
             setattr(rc, name, _value(text, getattr(Rc, name)))
-    return rc
 
 
 def _value(text: str, default: Any) -> Any:
@@ -59,6 +60,3 @@ def integer_of_variable(name: str, default: int) -> int:
         return int(text) if text else default
     except ValueError:
         raise ValueError(f"{name} is {text!r}; it must be an integer") from None
-
-
-rc = from_environment()

@@ -180,13 +180,21 @@ def test_the_command_shows_help_and_version():
 
 
 def test_settings_come_from_the_command_and_the_environment():
-    text = "import mpi4py; rc = mpi4py.rc; print(rc.threads, rc.irecv_bufsz, rc.errors, rc.thread_level)"
+    # The variables are read when MPI is imported, and override what the program has set before.
+    text = """
+import mpi4py, os
+rc = mpi4py.rc
+os.environ["MPI4PY_RC_INITIALIZE"] = "no"
+print(rc.threads, rc.irecv_bufsz, rc.errors, rc.initialize)
+from mpi4py import MPI
+print(rc.threads, rc.irecv_bufsz, rc.errors, rc.initialize, MPI.Is_initialized())
+"""
     done = python(
         *("-m", "shmring.mpi4py", "-rc", "threads=False,irecv_bufsz=10", "-c", text),
         MPI4PY_RC_ERRORS="fatal",
         MPI4PY_RC_THREADS="1",
     )
-    assert printed(done) == ["False 10 fatal multiple"]
+    assert printed(done) == ["False 10 exception True", "True 10 fatal False False"]
 
 
 def test_settings_have_no_other_names():
