@@ -85,7 +85,7 @@ cdef object reduced_array(cnp.ndarray array):
 # Return whether an array is among the first items of the containers. Only the speed of `pack` depends on it.
 cdef bint holds_array(object item, int levels) except -1:
     cdef Py_ssize_t k, place = 0
-    cdef PyObject *value
+    cdef PyObject *value = NULL
     if cnp.PyArray_CheckExact(item):
         return True
     if levels == 0:
