@@ -1,6 +1,6 @@
 """Resources of the Linux kernel, and its facts about processes and CPUs.
 
-segments       memfd segments: make, allocate, map    -> limits
+segments       memfd segments: make, allocate, map    -> limits, procfs
 descriptors    memory that a process opens through another one's /proc    -> procfs, limits
 limits         the CPUs and the memory that this process may use: cgroups, affinity
 procfs         /proc: whether a process is still the same one, and how it ended

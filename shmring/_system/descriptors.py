@@ -6,6 +6,7 @@ pickle opens the file while the sender has it open, and checks that it is the sa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -19,6 +20,7 @@ from .limits import explain
 @functools.cache
 def machine() -> str:
     """Return what tells this machine, and this process's view of the others, from other machines."""
+    procfs.check_shows_this_process()
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
         return f"{boot_id.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
@@ -75,10 +77,10 @@ def open_there(pid: int, number: int, identity: list[int], what: str) -> int | N
 
 def may_have_open(pid: int, fd: int) -> bool:
     """Return whether a process has open what this process has open as fd. True if /proc does not show it."""
-    try:
-        return _has_open(pid, os.readlink(f"/proc/self/fd/{fd}"), identity_of(fd))
-    except OSError:
-        return not procfs.has_ended(pid)
+    if procfs.shows_this_process():
+        with contextlib.suppress(OSError):
+            return _has_open(pid, os.readlink(f"/proc/self/fd/{fd}"), identity_of(fd))
+    return not procfs.has_ended(pid)
 
 
 def processes_with(fd: int) -> set[int]:

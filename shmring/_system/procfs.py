@@ -8,6 +8,8 @@ import select
 import signal
 import time
 
+from ..errors import Error
+
 _EXITING = 0x4  # PF_EXITING in the flags of /proc/PID/stat
 _KILLED = 1 << signal.SIGKILL - 1  # in the pending signals: the process dies when it gets a CPU
 _STAT_NBYTES = 4096
@@ -21,6 +23,27 @@ _STATES = {
     "t": "traced",
     "Z": "dead",
 }
+
+
+def shows_this_process() -> bool:
+    """Return whether /proc is mounted, and numbers processes as the kernel does for this one.
+
+    A sandbox with a PID namespace of its own may keep the /proc of the outer one, where a number belongs to
+    another process.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def check_shows_this_process() -> None:
+    """Raise Error unless /proc shows this process, so that others can open its descriptors there."""
+    if not shows_this_process():
+        raise Error(
+            "shared arrays and rings need /proc, which does not show this process here: it is not mounted or "
+            "belongs to another PID namespace; mount it (unshare --mount-proc, bwrap --proc /proc)"
+        )
 
 
 def start_time(pid: int) -> int:
@@ -90,6 +113,8 @@ def _answers(pid: int) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     """Return the fields after the command's name. The name may contain any character."""
+    if not shows_this_process():
+        return None
     try:
         with io.FileIO(f"/proc/{pid}/stat") as file:  # a third of the objects of open()
             return (file.read(_STAT_NBYTES) or b"").rpartition(b")")[2].decode().split()

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable
 
 from ..errors import Error, OutOfMemory
+from . import procfs
 from .limits import MIB, Headroom, MemoryLimits, explain, size_text
 
 SHM_DIRECTORY = "/dev/shm"
@@ -331,6 +332,7 @@ def locked(fd: int) -> io.FileIO:
     try:
         file = io.FileIO(f"/proc/self/fd/{fd}", "r+")
     except OSError as error:
+        procfs.check_shows_this_process()
         raise explain(error, "locking a shared array") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
