@@ -38,7 +38,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .._system import descriptors, segments
+from .._system import descriptors, processes, segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
@@ -771,7 +771,7 @@ def _end() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about threads: the child only uses what is here
-            is_keeper = os.fork() == 0
+            is_keeper = processes.fork_at_exit() == 0
         if is_keeper:
             keeper.serve(
                 server,

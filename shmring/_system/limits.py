@@ -122,7 +122,9 @@ def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Err
             "ulimit -v, sysctl vm.max_map_count and vm.overcommit_memory",
             wanted_nbytes=wanted_nbytes,
         )
-    return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code or 0, code)})")
+    if code is None:  # raised by Python itself
+        return Error(f"{doing} failed: {error}")
+    return Error(f"{doing} failed: {error.strerror or error} ({errno.errorcode.get(code, code)})")
 
 
 def start_thread(thread: threading.Thread) -> None:
@@ -135,6 +137,8 @@ def start_thread(thread: threading.Thread) -> None:
 
 def explain_thread(error: RuntimeError, name: str) -> Error:
     """Return the Error that names the limit that keeps a thread from starting, and the remedy."""
+    if "shutdown" in str(error):  # in exit handlers of Python 3.12, in destructors of later ones
+        return Error(f"starting the thread {name} failed: {error}")
     return explain(OSError(errno.EAGAIN, str(error)), f"starting the thread {name}")
 
 

@@ -190,11 +190,13 @@ def test_a_killed_sender_is_an_error_that_says_so():
         pickle.loads(data)
 
 
-@pytest.mark.parametrize("longest_s", [30, 0])
-def test_arrays_of_a_program_that_is_no_child_are_kept_for_a_time(longest_s):
+@pytest.mark.parametrize(("longest_s", "refuses"), [(30, False), (30, True), (0, False)])
+def test_arrays_of_a_program_that_is_no_child_are_kept_for_a_time(longest_s, refuses):
+    """refuses: os.fork raises in exit handlers, as in Python 3.12."""
     code = (
         "import sys; from multiprocessing.reduction import ForkingPickler; import shmring\n"
         f"from shmring._arrays import keeper; keeper.LONGEST_S = {longest_s}\n"
+        f"from shmring._system import processes; processes._FORKS_AT_EXIT &= not {refuses}\n"
         "sys.stdout.buffer.write(ForkingPickler.dumps(shmring.share([1, 2])))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)

@@ -286,9 +286,9 @@ class _Patches:
         for name in _SOCKET_CALLS:
             self._put(socket.socket, name, self._around(name, getattr(socket.socket, name)))
         self._put(socket, "socketpair", self._around("socketpair", socket.socketpair))
-        self._put(
-            threading, "_start_new_thread", self._around("start_new_thread", threading._start_new_thread)
-        )
+        # Python 3.13 has renamed it.
+        name = "_start_new_thread" if hasattr(threading, "_start_new_thread") else "_start_joinable_thread"
+        self._put(threading, name, self._around("start_new_thread", getattr(threading, name)))
         memory = sys.modules.get("shmring._system.segments")
         if memory is not None:
             self._put(memory, "_mmap", self._failing("mmap", memory._mmap, memory._FAILED))

@@ -201,3 +201,11 @@ def test_a_limit_that_was_met_is_explained(code, kind, expected):
     assert type(error) is kind
     assert str(error).startswith("making a segment failed")
     assert expected in str(error)
+
+
+def test_errors_of_python_itself_keep_their_text():
+    """An OSError without a number, and the refusal of threads in exit handlers, which is no limit."""
+    path = limits.explain(OSError("AF_UNIX path too long"), "starting rank 0")
+    assert str(path) == "starting rank 0 failed: AF_UNIX path too long"
+    thread = limits.explain_thread(RuntimeError("can't create new thread at interpreter shutdown"), "worker")
+    assert str(thread).endswith("worker failed: can't create new thread at interpreter shutdown")
