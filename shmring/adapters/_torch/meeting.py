@@ -97,21 +97,25 @@ def _unpack_error(packed: bytes) -> shmring.Error:
     return error
 
 
-def _await(store: Any, rank_of_key: dict[str, int], until: float, check: Callable[[], None]) -> None:
-    """Wait until the store has all keys; each is set by a rank."""
-    pause_s, missing = _FIRST_PAUSE_S, dict(rank_of_key)
-    while missing and not store.check(list(missing)):
-        missing = {key: rank for key, rank in missing.items() if not store.check([key])}
-        ranks = list(missing.values())
-        if ranks:
+def _await(
+    store: Any,
+    rank_of_key: dict[str, int],
+    until: float,
+    check: Callable[[], None] | None = None,
+    mend: str = "call reconfigure with the same uuid and handles on all of them, or allow a longer timeout",
+) -> None:
+    """Wait until the store has all keys; each is set by a rank. mend: what to do about missing ranks."""
+    pause_s, keys = _FIRST_PAUSE_S, list(rank_of_key)
+    while keys and not store.check(keys):
+        if check is not None:
             check()
-        if ranks and time.monotonic() > until:
-            named = ", ".join(map(str, ranks))
-            raise shmring.Timeout(
-                f"rank(s) {named} of the new group did not come in time: call reconfigure with the same "
-                "uuid and handles on all of them, or allow a longer timeout",
-                rank=ranks[0],
-            )
+        if time.monotonic() > until:
+            ranks = [rank for key, rank in rank_of_key.items() if not store.check([key])]
+            if ranks:
+                named = ", ".join(map(str, ranks))
+                raise shmring.Timeout(
+                    f"rank(s) {named} of the new group did not come in time: {mend}", rank=ranks[0]
+                )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_AFRESH_S)
 
@@ -126,7 +130,8 @@ def _introduction() -> dict[str, Any]:
 
 def _agree(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> dict[str, Any]:
     """Return what rank 0 tells all ranks of the world that it has made."""
-    return _lead(store, size) if rank == 0 else _join(store, rank, size, timeout.total_seconds())
+    timeout_s = timeout.total_seconds()
+    return _lead(store, size, timeout_s) if rank == 0 else _join(store, rank, size, timeout_s)
 
 
 def _init(
@@ -145,18 +150,31 @@ def _init(
 # and accepts only what rank 0 stores under that key.
 
 
-def _lead(store: Any, size: int) -> dict[str, Any]:
+def _lead(store: Any, size: int, timeout_s: float) -> dict[str, Any]:
     """Make a new world, with an address if there are several hosts, and tell the other ranks. Rank 0 only.
 
     Returns what they are told.
     """
     asked = secrets.token_hex(16)
     store.set(_ASKED, asked)
-    answers = [json.loads(store.get(_answer_key(asked, other))) for other in range(1, size)]
+    keys = [_answer_key(asked, other) for other in range(1, size)]
+    # `get` would wait for the store's own timeout, which is another one than a new group's.
+    until, mend = time.monotonic() + timeout_s, "start all ranks, or allow a longer timeout"
+    if keys and _is_tcp(store):  # its `wait` is woken at once; that of a file looks once a second
+        with contextlib.suppress(RuntimeError):  # `_await` says which ranks are missing
+            store.wait(keys, datetime.timedelta(seconds=max(timeout_s, 1e-3)))
+    _await(store, dict(zip(keys, range(1, size), strict=True)), until, mend=mend)
+    answers = [json.loads(store.get(key)) for key in keys]
     fields = _make_world(size, answers)
     for answer in answers:
         store.set(answer["reply key"], json.dumps(fields))
     return fields
+
+
+def _is_tcp(store: Any) -> bool:
+    while hasattr(store, "underlying_store"):  # a PrefixStore
+        store = store.underlying_store
+    return type(store).__name__ == "TCPStore"
 
 
 def _make_world(size: int, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

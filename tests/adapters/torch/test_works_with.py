@@ -483,6 +483,19 @@ def test_rank_0_does_not_come():
         meet(dist.HashStore(), 1, 2, datetime.timedelta(seconds=0.1))
 
 
+@pytest.mark.parametrize("kind", ["file", "TCP"])
+def test_other_ranks_do_not_come(tmp_path, kind):
+    """Rank 0 waits for the timeout of the group, not for that of the store."""
+    if kind == "file":
+        store = dist.FileStore(str(tmp_path / "store"), 3)
+    else:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set_timeout(datetime.timedelta(seconds=5))
+    with pytest.raises(shmring.Timeout, match=r"rank\(s\) 1, 2 .* start all ranks") as failure:
+        meet(dist.PrefixStore("group", store), 0, 3, datetime.timedelta(seconds=0.1))
+    assert failure.value.rank == 1
+
+
 # ---- deaths -----------------------------------------------------------------------------------------------
 
 
