@@ -97,8 +97,8 @@ def not_contiguous(what: str, x: Any) -> ValueError:
 
 def masked(what: str) -> TypeError:
     return TypeError(
-        f"{what} is a masked array, whose mask would be ignored; pass {what}.filled(value), or {what}.data "
-        "to use the masked elements as well"
+        f"{what} is a masked array, whose mask would be ignored; pass {what}.filled(value), a copy, or "
+        f"{what}.data to use the masked elements as well"
     )
 
 

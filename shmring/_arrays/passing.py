@@ -133,7 +133,7 @@ class Block:
         with segments.locked(self.fd):
             head = self.head
             head.magic, head.nbytes, head.references = _MAGIC, self.nbytes, 1
-            head.is_kept, head.is_by_value = _keep_nbytes > 0, is_by_value
+            head.is_kept, head.is_by_value = _most_kept() > 0, is_by_value
             head.nonce = self.nonce = secrets.randbits(63) + 1
 
     def array(self) -> _Array:
@@ -276,7 +276,8 @@ _dropped: collections.deque[_PartRef] = collections.deque()  # of blocks whose l
 _guard = threading.Lock()  # of all of these, and of each block
 _inside = threading.RLock()  # taken with _guard: knows which thread has it
 _swept_s = 0.0
-_keep_nbytes = 0  # most bytes of _kept
+_keep_nbytes = 0  # most bytes of _kept, as the program says
+_kept_for: dict[object, int] = {}  # by open pool: the same, as the pool says; the largest number counts
 
 
 def _is_inside() -> bool:
@@ -329,8 +330,12 @@ def _close_unused(block: Block) -> None:
     _sent.discard(block)  # last: after an exception, the next sweep finds the block
 
 
+def _most_kept() -> int:
+    return max(_keep_nbytes, *_kept_for.values(), 0)
+
+
 def _trim_kept() -> None:
-    while sum(block.nbytes for block in _kept) > _keep_nbytes:
+    while sum(block.nbytes for block in _kept) > _most_kept():
         _kept.pop(0).close()
 
 
@@ -537,7 +542,7 @@ def keep_shared(nbytes: int) -> int:
     """Keep the memory of shared arrays that this process made for its next ones, instead of freeing it.
 
     It is used again once no process has an array there. Its pages need not be cleared, which takes most
-    of the time of `share`.
+    of the time of `share`. While a `shmring.adapters.pools.Executor` is open, its `keep_nbytes` is the least.
 
     Parameters
     ----------
@@ -547,7 +552,7 @@ def keep_shared(nbytes: int) -> int:
     Returns
     -------
     int
-        The number of bytes before.
+        The number of bytes of the call before.
 
     Raises
     ------
@@ -564,12 +569,7 @@ def keep_shared(nbytes: int) -> int:
     268435456
     """
     global _keep_nbytes
-    try:
-        nbytes = operator.index(nbytes)
-    except TypeError:
-        raise TypeError(f"nbytes is {nbytes!r}; give a number of bytes as an int") from None
-    if nbytes < 0:
-        raise ValueError(f"nbytes is {nbytes}; it must be 0 or more, and 0 keeps nothing")
+    nbytes = _kept_nbytes_of(nbytes)
     if nbytes == _keep_nbytes:
         return nbytes
     _check_outside()
@@ -578,6 +578,36 @@ def keep_shared(nbytes: int) -> int:
         _trim_kept()
     _drop_all()
     return before
+
+
+def keep_for(pool: object, nbytes: int) -> None:
+    """Keep memory while a pool is open, as `keep_shared` does. 0: the pool is not open any more."""
+    nbytes = _kept_nbytes_of(nbytes)
+    _check_outside()
+    with _inside, _guard:
+        _kept_for[pool] = nbytes
+        for each in [each for each, most in _kept_for.items() if most == 0]:
+            del _kept_for[each]
+        _trim_kept()
+    _drop_all()
+
+
+def forget_pool(pool: object) -> None:
+    """Keep no more memory for a pool, from the next use on. A destructor may call it at any moment."""
+    if pool in _kept_for:
+        _kept_for[pool] = 0  # the number of entries stays, as another call may be going through them
+
+
+def _kept_nbytes_of(nbytes: Any) -> int:
+    if isinstance(nbytes, float) and nbytes.is_integer():  # such as 1e9
+        nbytes = int(nbytes)
+    try:
+        found = operator.index(nbytes)
+    except TypeError:
+        raise TypeError(f"nbytes is {nbytes!r}; it must be the number of bytes to keep") from None
+    if found < 0:
+        raise ValueError(f"nbytes is {nbytes}; it must be 0 or more, and 0 keeps nothing")
+    return found
 
 
 def _shared(
@@ -826,6 +856,7 @@ def _after_fork_in_child() -> None:
         if block.part is None:
             block.close()
     _kept.clear()
+    _kept_for.clear()  # its parent's pools
 
 
 os.register_at_fork(

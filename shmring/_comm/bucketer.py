@@ -6,7 +6,6 @@ It uses only the public API of a communicator.
 from __future__ import annotations
 
 import functools
-import operator
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -67,11 +66,7 @@ class Bucketer:
         op: str = "avg",
         compressor: Compressor | None = None,
     ) -> None:
-        try:
-            nbytes = operator.index(nbytes)
-        except TypeError:
-            raise TypeError(f"nbytes is {nbytes!r}; give a number of bytes as an int") from None
-        if nbytes <= 0:
+        if not nbytes > 0:
             raise ValueError(f"nbytes is {nbytes}; a bucket takes 1 byte or more")
         if delay_s is not None and not delay_s > 0:
             raise ValueError(f"delay_s is {delay_s}; it must be more than 0 seconds, or None")

@@ -120,8 +120,8 @@ cdef class Collectives:
             ranks: "native" (float32), "bf16", "fp16", or "int8" with one scale for each 256 elements; None means
             `Comm.wire`. All ranks get the same bits. The rounding error of an array is added to the next call on the
             same array. In "fp16", values beyond 65,504 become infinite. In "int8", an infinity or a NaN turns all its
-            256 elements into NaN. Arrays of up to 32 KiB are not compressed. `Comm.wire` has no effect on other
-            reductions, which refuse such a `wire`.
+            256 elements into NaN. Arrays of up to 32 KiB are not compressed. Other reductions ignore
+            `Comm.wire`, and refuse a `wire` other than "native".
         group_size : int, optional
             A number of hosts that divides the number of all hosts. Each group_size consecutive hosts form a group, such
             as the hosts of one data centre. Hosts reduce within their group first, then groups reduce among themselves,
@@ -649,8 +649,8 @@ cdef class Collectives:
         cdef Work work
         try:
             array = np.array(x)
-            if array.dtype.hasobject:
-                raise TypeError(f"x is {x!r:.60}; an int must fit into 64 bits; all_gather_object takes any int")
+            if isinstance(x, int) and array.dtype.hasobject:
+                raise TypeError("x is an int that does not fit into 64 bits; all_gather_object takes any int")
             gets_result = out is None and (
                 self.own_rank == self.root_of(kind, root) if kind == REDUCE else kind != EXSCAN or self.own_rank > 0)
         except Exception:

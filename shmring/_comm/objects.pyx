@@ -15,6 +15,7 @@ from libc.string cimport memcpy
 
 from .._core cimport numpy_api as cnp
 
+import _pickle
 import copyreg
 import io
 import pickle
@@ -30,7 +31,7 @@ cdef enum:
     LENGTH_NBYTES = 8        # a slot begins with the length of its frame
     # bench/peers: a broadcast of 256 bytes takes 0.16 us longer than one of 48 bytes; most small objects fit.
     SLOT_NBYTES = 256
-    SEARCHED_ITEMS = 16      # of each container
+    SEARCHED_ITEMS = 256     # of all containers
     SEARCHED_LEVELS = 3      # of containers in containers
 
 cdef object dumps = pickle.dumps
@@ -38,7 +39,7 @@ cdef object loads = pickle.loads
 cdef object BytesIO = io.BytesIO
 cdef object PickleBuffer = pickle.PickleBuffer
 cdef object ndarray = np.ndarray
-cdef dict reducers = copyreg.dispatch_table   # those that programs have set
+cdef dict reducers = copyreg.dispatch_table
 
 
 cpdef object pack(object item):
@@ -50,7 +51,9 @@ cpdef object pack(object item):
 
 # Return the object as a pickle, bytes. leave_out: the `buffer_callback` of pickle, or None.
 cdef object pickled(object item, object leave_out):
-    if not holds_array(item, SEARCHED_LEVELS) or ndarray in reducers:
+    cdef int left = SEARCHED_ITEMS
+    # Programs may have set their own way to pickle arrays, or everything.
+    if not holds_array(item, SEARCHED_LEVELS, &left) or ndarray in reducers or dumps is not _pickle.dumps:
         return dumps(item, PROTOCOL, buffer_callback=leave_out)
     file = BytesIO()
     ArrayPickler(file, PROTOCOL, buffer_callback=leave_out).dump(item)
@@ -76,30 +79,31 @@ cdef object reduced_array(cnp.ndarray array):
     if dtype is not cnp.PyArray_DescrFromType(number):   # in another byte order, or with metadata
         return NotImplemented
     if cnp.PyArray_IS_C_CONTIGUOUS(array):
-        return ndarray, (array.shape, dtype.char, PickleBuffer(array))
+        return ndarray, (array.shape, dtype.str, PickleBuffer(array))
     if cnp.PyArray_CHKFLAGS(array, cnp.NPY_ARRAY_F_CONTIGUOUS):
-        return ndarray, (array.shape, dtype.char, PickleBuffer(array), 0, None, "F")
+        return ndarray, (array.shape, dtype.str, PickleBuffer(array), 0, None, "F")
     return NotImplemented
 
 
-# Return whether an array is among the first items of the containers. Only the speed of `pack` depends on it.
-cdef bint holds_array(object item, int levels) except -1:
-    cdef Py_ssize_t k, place = 0
+# Return whether an array is among the first items of the containers; *left: how many more may be looked at. Only the
+# speed of `pickled` depends on it.
+cdef bint holds_array(object item, int levels, int *left) except -1:
+    cdef Py_ssize_t place = 0
     cdef PyObject *value = NULL
     if cnp.PyArray_CheckExact(item):
         return True
     if levels == 0:
         return False
-    levels -= 1
     if type(item) is tuple or type(item) is list:
-        for k in range(min(len(item), SEARCHED_ITEMS)):
-            if holds_array(item[k], levels):
+        while place < len(item) and left[0] > 0:
+            left[0] -= 1
+            if holds_array(item[place], levels - 1, left):
                 return True
+            place += 1
     elif type(item) is dict:
-        for _ in range(SEARCHED_ITEMS):
-            if not PyDict_Next(item, &place, NULL, &value):
-                break
-            if holds_array(<object> value, levels):
+        while left[0] > 0 and PyDict_Next(item, &place, NULL, &value):
+            left[0] -= 1
+            if holds_array(<object> value, levels - 1, left):
                 return True
     return False
 

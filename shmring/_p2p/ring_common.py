@@ -264,7 +264,10 @@ class QueueEnds(Ends):
         return self._origin.creator_pid, self._origin.creator_start_time
 
     def _error_of_close(self, is_writer: bool, gave_up: bool) -> Exception:
-        """Return the error of a wait for a process that has closed the ring, if `gave_up` by an exception."""
+        """Return the error of a wait for a process that has closed the ring.
+
+        gave_up: whether an exception left the `with` block of the process that puts.
+        """
         if gave_up and not is_writer:
             return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
         return self._closed_there(is_writer)

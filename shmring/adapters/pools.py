@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import shmring
 
+from .._arrays.passing import forget_pool, keep_for
 from ._sharing import (
     KEEP_NBYTES,
     LEAST_NBYTES,
@@ -25,22 +26,6 @@ from ._tasks import be_rank, collect, pack
 __all__ = ["Executor", "run"]
 
 _Result = TypeVar("_Result")
-
-_keeping: weakref.WeakKeyDictionary[Executor, int] = weakref.WeakKeyDictionary()  # open ones: `keep_nbytes`
-_kept_before = 0  # bytes that this process kept before the first of them
-
-
-def _keep_for(executor: Executor, nbytes: int) -> None:
-    global _kept_before
-    before = shmring.keep_shared(max([nbytes, *_keeping.values()]))
-    if not _keeping:
-        _kept_before = before
-    _keeping[executor] = nbytes
-
-
-def _keep_no_more_for(executor: Executor) -> None:
-    if _keeping.pop(executor, None) is not None:  # a second shutdown changes nothing
-        shmring.keep_shared(max(_keeping.values(), default=_kept_before))
 
 
 class Executor(concurrent.futures.ProcessPoolExecutor):
@@ -89,10 +74,12 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         super().__init__(max_workers, initializer=begin_worker, **keywords)
         self._least_nbytes = least_nbytes
         self._light_nbytes = min(least_nbytes, LIGHT_NBYTES)
-        _keep_for(self, keep_nbytes)
+        self._while_open = object()
+        keep_for(self._while_open, keep_nbytes)
+        weakref.finalize(self, forget_pool, self._while_open).atexit = False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As ProcessPoolExecutor.shutdown. After its last Executor this process keeps no more than before.
+        """As ProcessPoolExecutor.shutdown. This process then keeps no more memory for this Executor.
 
         Parameters
         ----------
@@ -102,7 +89,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
             Cancel the tasks that have not begun.
         """
         super().shutdown(wait, cancel_futures=cancel_futures)
-        _keep_no_more_for(self)
+        keep_for(self._while_open, 0)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         """Run fn(*args, **kwargs) in a worker, as ProcessPoolExecutor.submit does.

@@ -209,7 +209,9 @@ def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
         if not isinstance(each, np.ndarray):
             raise TypeError(f"a {type(each).__name__} instead of a NumPy array; use np.asarray")
         if isinstance(each, np.ma.MaskedArray):
-            raise TypeError("a masked array, whose mask would be ignored; pass x.filled(value), or x.data")
+            raise TypeError(
+                "a masked array, whose mask would be ignored; pass x.filled(value), a copy, or x.data"
+            )
 
 
 def check_in_place(x: NDArray[Any]) -> None:
@@ -254,10 +256,11 @@ def check_rule(rule: Rule) -> None:
     >>> from shmring.methods.rules import Adam
     >>> check_rule(Adam())
     """
-    if isinstance(rule, type) or not (
-        hasattr(rule, "num_states") and callable(getattr(rule, "update", None))
-    ):
+    if isinstance(rule, type):
         raise TypeError(f"rule is {rule!r:.60}; give one that is made, as in rule=SGD(0.1)")
+    for name in ("num_states", "update"):
+        if not hasattr(rule, name):
+            raise TypeError(f"rule is {rule!r:.60}, which has no {name}; give a rule such as SGD(0.1)")
 
 
 def check_op(op: str) -> None:
@@ -347,7 +350,7 @@ def agree(comm: Comm, **given: float) -> None:
     """
     try:
         own = np.array([float(value) for value in given.values()])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         comm.refuse("all_gather")
         raise
     for name, by_rank in zip(given, comm.all_gather(own).T.tolist(), strict=True):

@@ -96,9 +96,10 @@ class ParameterServer:
     ) -> None:
         self.shape, self.dtype = _checked(comm, params, "broadcast"), params.dtype
         try:
-            check_rule(rule)
             _check_staleness(staleness)
             ranks, dedicated = _server_ranks(comm, servers)
+            if not dedicated or comm.rank in ranks:
+                check_rule(rule)
         except (TypeError, ValueError):
             _refuse(comm, "broadcast")
             raise

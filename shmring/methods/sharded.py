@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .flat import check_op, check_rule, dtype_of, one_call, one_call_to_make, views
+from .flat import check_arrays, check_op, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -175,6 +175,8 @@ class ShardedOptimizer:
             raise ValueError(f"all {len(self.params)} gradients of this step were added: call step()")
         if not hasattr(gradient, "shape") or not hasattr(gradient, "dtype"):
             raise TypeError(f"a {type(gradient).__name__} instead of a NumPy array; use np.asarray")
+        if isinstance(gradient, np.ndarray):
+            check_arrays([gradient])  # for a mask
         wanted = self.params[index]
         if gradient.shape != wanted.shape or gradient.dtype != wanted.dtype:
             raise ValueError(

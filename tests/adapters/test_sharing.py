@@ -14,6 +14,7 @@ import pytest
 from ranks import until_there
 
 import shmring
+from shmring._arrays import passing
 from shmring.adapters.pools import Executor
 
 LARGE = 1 << 18  # items of 8 bytes, twice the least size
@@ -303,14 +304,26 @@ def test_kept_memory_stays_within_its_bound_and_goes_with_the_pool():
     assert memory_of(os.getpid()) <= before
 
 
-def test_executors_that_overlap_leave_what_is_kept_as_it_was():
-    before = shmring.keep_shared(4096)
+def test_what_an_executor_keeps_ends_with_it():
+    before, context = shmring.keep_shared(4096), multiprocessing.get_context("fork")
     first, second = Executor(1, keep_nbytes=1 << 20), Executor(1, keep_nbytes=1 << 16)
+    assert passing._most_kept() == 1 << 20
     first.shutdown()
-    assert shmring.keep_shared(1 << 16) == 1 << 16  # for the second one
-    second.shutdown()
+    assert passing._most_kept() == 1 << 16
     assert shmring.keep_shared(8192) == 4096
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send(passing._most_kept()))
+    child.start()
+    assert receiver.recv() == 8192  # the pool is its parent's
+    child.join()
     second.shutdown()
+    second.shutdown()
+    assert passing._most_kept() == 8192
+    Executor(1)  # dropped
+    gc.collect()
+    assert passing._most_kept() == 8192
+    with pytest.raises(TypeError, match="None"):
+        Executor(1, keep_nbytes=None)
     assert shmring.keep_shared(before) == 8192
 
 

@@ -41,6 +41,8 @@ CASES = {  # call(comm, argument), a wrong argument, a right one, the error
     "no number": (lambda comm, x: LossScaler(comm, scale=x), "x", 1.0, "ValueError: scale 'x', growth 2.0"),
     "list, stage 1": (lambda comm, x: add_and_step(comm, 1, x), [1.0] * 8, np.ones(8), "TypeError: a list"),
     "list, stage 2": (lambda comm, x: add_and_step(comm, 2, x), [1.0] * 8, np.ones(8), "TypeError: a list"),
+    "masked": (lambda comm, x: add_and_step(comm, 1, x), np.ma.ones(8), np.ones(8), "TypeError: a masked"),
+    "huge": (lambda comm, x: LossScaler(comm, scale=x), 10**400, 1.0, "OverflowError"),
     "read-only": (
         unscale,
         read_only(np.ones(3, "f4")),

@@ -255,10 +255,10 @@ def test_the_memory_order_stays_if_the_get_that_began_had_an_out():
     ring, item = shmring.Ring(TINY), np.asfortranarray(np.arange(1 << 18).reshape(512, 512))
     putter = threading.Thread(target=ring.put, args=(item, ENOUGH_S))
     putter.start()
-    time.sleep(0.05)  # the ring is full
-    out = np.empty_like(item)
-    with pytest.raises(queue.Empty):
-        ring.get_nowait(out=out)
+    out = np.zeros_like(item)
+    while out[1, 0] == 0:  # until its first piece is there
+        with pytest.raises(queue.Empty):
+            ring.get_nowait(out=out)
     found = ring.get(ENOUGH_S)
     putter.join()
     ring.close()
