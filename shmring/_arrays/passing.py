@@ -38,7 +38,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .._system import descriptors, processes, segments
+from .._system import descriptors, segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
@@ -542,7 +542,8 @@ def keep_shared(nbytes: int) -> int:
     """Keep the memory of shared arrays that this process made for its next ones, instead of freeing it.
 
     It is used again once no process has an array there. Its pages need not be cleared, which takes most
-    of the time of `share`. While a `shmring.adapters.pools.Executor` is open, its `keep_nbytes` is the least.
+    of the time of `share`. While a `shmring.adapters.pools.Executor` is open, this process keeps at least its
+    `keep_nbytes`.
 
     Parameters
     ----------
@@ -552,7 +553,7 @@ def keep_shared(nbytes: int) -> int:
     Returns
     -------
     int
-        The number of bytes of the call before.
+        The number that the previous call set; 0 if there was none.
 
     Raises
     ------
@@ -801,7 +802,7 @@ def _end() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about threads: the child only uses what is here
-            is_keeper = processes.fork_at_exit() == 0
+            is_keeper = os.fork() == 0
         if is_keeper:
             keeper.serve(
                 server,
@@ -809,6 +810,8 @@ def _end() -> None:
                 _are_under_way,
                 parent.pid if parent is not None else None,
             )
+    except RuntimeError:  # Python 3.12 does not fork in an exit handler: the arrays end with this process
+        pass
     finally:
         _in_keeper.clear()
     server.close()

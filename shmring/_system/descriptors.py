@@ -86,6 +86,8 @@ def may_have_open(pid: int, fd: int) -> bool:
 def processes_with(fd: int) -> set[int]:
     """Return the processes that have open what this process has open as fd, as far as /proc shows them."""
     found: set[int] = set()
+    if not procfs.shows_this_process():
+        return found
     try:
         link, names = os.readlink(f"/proc/self/fd/{fd}"), os.listdir("/proc")
     except OSError:

@@ -13,10 +13,7 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
-_FORKS_AT_EXIT = sys.version_info[:2] != (3, 12)  # Python 3.12's os.fork refuses in exit handlers
-
 _libc = ctypes.CDLL(None, use_errno=True)
-_python = ctypes.PyDLL(None, use_errno=True)  # its calls keep the GIL
 
 
 def parent_death_tie(parent_pid: int) -> Callable[[], None]:
@@ -52,22 +49,6 @@ def die_with(pid: int, sentinel: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="shmring-launcher-watch", daemon=True).start()
-
-
-def fork_at_exit() -> int:
-    """Fork as os.fork does, also in an exit handler. The child must end by os._exit."""
-    if _FORKS_AT_EXIT:
-        return os.fork()
-    _python.PyOS_BeforeFork()
-    pid = int(_python.fork())
-    if pid == 0:
-        _python.PyOS_AfterFork_Child()
-        return 0
-    code = ctypes.get_errno()
-    _python.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(code, os.strerror(code))
-    return pid
 
 
 def open_standard_streams() -> None:

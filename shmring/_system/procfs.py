@@ -80,7 +80,9 @@ def how_it_ended(pid: int, start: int) -> str:
 
 def _is_dead(pid: int, start: int) -> bool:
     fields = _stat(pid)
-    if fields is None or fields[0] in "ZX":
+    if fields is None:
+        return shows_this_process() or has_ended(pid)
+    if fields[0] in "ZX":
         return True
     return int(fields[19]) != start or bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILLED)
 

@@ -171,8 +171,8 @@ class Intracomm(Comm):
         )
 
     def _grid_of(self, dims: Any, periods: Any) -> tuple[list[int], list[bool]]:
-        dims = [operator.index(dim) for dim in ([dims] if isinstance(dims, int) else dims)]
-        if periods is None or isinstance(periods, bool):
+        dims = [operator.index(dim) for dim in (dims if hasattr(dims, "__len__") else [dims])]
+        if periods is None or not hasattr(periods, "__len__"):
             periods = [bool(periods)] * len(dims)
         if len(periods) != len(dims):
             raise ValueError(f"{len(periods)} periods are given for {len(dims)} dimensions")
@@ -193,6 +193,7 @@ class Intracomm(Comm):
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
+        index, edges = self._refusing("barrier", lambda: (_integers(index), _integers(edges)))
         if len(index) > 0 and index[0] == 0 and index[-1] == len(edges) and len(index) > 1:
             index = index[1:]
         if len(index) > self.Get_size():
@@ -212,10 +213,8 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         """Return the communicator of a graph of which each rank gives its own edges."""
-        sources, destinations = _integers(sources), _integers(destinations)
-        weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
-        both = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
-        return self._arranged(Distgraphcomm, self.Get_size(), lambda: DistGraph(sources, destinations, both))
+        graph = self._refusing("barrier", _own_graph, sources, destinations, sourceweights, destweights)
+        return self._arranged(Distgraphcomm, self.Get_size(), lambda: graph)
 
     def Create_dist_graph(
         self,
@@ -227,18 +226,12 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         """Return the communicator of a graph of which each rank gives any edges."""
-        sources, degrees, destinations = map(_integers, (sources, degrees, destinations))
-        edges, at = [], 0
-        given = _weights(weights, len(destinations))
-        for source, degree in zip(sources, degrees, strict=True):
-            for place in range(at, at + degree):
-                edges.append((source, destinations[place], None if given is None else given[place]))
-            at += degree
+        edges, is_weighted = self._refusing("all_gather", _edges_of, sources, degrees, destinations, weights)
         everything = [edge for part in self.allgather(edges) for edge in part]
         rank = self.Get_rank()
         ins = [edge for edge in everything if edge[1] == rank]
         outs = [edge for edge in everything if edge[0] == rank]
-        both = None if given is None else ([edge[2] for edge in ins], [edge[2] for edge in outs])
+        both = ([edge[2] for edge in ins], [edge[2] for edge in outs]) if is_weighted else None
         graph = DistGraph([edge[0] for edge in ins], [edge[1] for edge in outs], both)
         return self._arranged(Distgraphcomm, self.Get_size(), lambda: graph)
 
@@ -278,6 +271,26 @@ def _weights(weights: Any, count: int) -> list[int] | None:
     if len(weights) != count:
         raise ValueError(f"{len(weights)} weights are given for {count} edges")
     return _integers(weights)
+
+
+def _own_graph(sources: Any, destinations: Any, sourceweights: Any, destweights: Any) -> DistGraph:
+    """Return the graph of the edges that a rank gives of itself."""
+    sources, destinations = _integers(sources), _integers(destinations)
+    weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
+    both = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
+    return DistGraph(sources, destinations, both)
+
+
+def _edges_of(sources: Any, degrees: Any, destinations: Any, weights: Any) -> tuple[list[Any], bool]:
+    """Return the edges that a rank gives (source, destination, weight), and if they have weights."""
+    sources, degrees, destinations = map(_integers, (sources, degrees, destinations))
+    edges, at = [], 0
+    given = _weights(weights, len(destinations))
+    for source, degree in zip(sources, degrees, strict=True):
+        for place in range(at, at + degree):
+            edges.append((source, destinations[place], None if given is None else given[place]))
+        at += degree
+    return edges, given is not None
 
 
 class Topocomm(Topological, Neighbors, Intracomm):

@@ -64,6 +64,15 @@ class Layout:
         align = self.align if align is None else align
         return Layout(self.offsets, self.lengths, lb, extent, align, self.elements, self.basic)
 
+    def beginning(self, nbytes: int) -> Layout:
+        """Return the layout of the first `nbytes` bytes of an item."""
+        before = np.cumsum(self.lengths) - self.lengths
+        kept = before < nbytes
+        lengths = np.minimum(self.lengths, nbytes - before)[kept]
+        return Layout(
+            self.offsets[kept], lengths, self.lb, self.extent, self.align, self.elements, self.basic
+        )
+
     def bounds(self, count: int) -> tuple[int, int]:
         """Return where the bytes of `count` items begin and end, from the address of the first."""
         if not count or not self.nbytes:

@@ -752,7 +752,7 @@ def simple_with_gaps(object spec, bint is_written, int blocks=1):
 # Refuse items with gaps, for calls that work on the items where they are.
 cdef Data without_gaps(Data data):
     if data is not None and data.copies is not None:
-        raise errors.refuse("reductions of datatypes with gaps",
+        raise errors.refuse("reductions, Fetch_and_op and Compare_and_swap of datatypes with gaps",
                             "copy the part to a contiguous array")
     return data
 

@@ -22,6 +22,7 @@ from .window_state import Window, reports
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _NO_OP = OPS["NO_OP"]
+_REPLACE = OPS["REPLACE"]
 
 
 class Place(NamedTuple):
@@ -54,14 +55,16 @@ class Place(NamedTuple):
 
     def write(self, window: Window, given: Any) -> None:
         """Write bytes without gaps to the window; they may be fewer than there is room for."""
-        there = self.bytes_in(window)
         if self.layout is None:
-            np.copyto(there[: given.nbytes], given)
+            np.copyto(self.bytes_in(window)[: given.nbytes], given)
             return
-        if given.nbytes < self.nbytes:
-            rest = self.layout.gather(there, self.number)[given.nbytes :]
-            given = np.concatenate([given, rest])
-        self.layout.scatter(given, there, self.number)
+        number, rest = divmod(given.nbytes, self.layout.nbytes)
+        whole = self._replace(number=number)  # nothing but what was given is written
+        self.layout.scatter(given[: given.nbytes - rest], whole.bytes_in(window), number)
+        if rest:
+            layout = self.layout.beginning(rest)
+            last = self._replace(begin=self.begin + number * self.layout.extent, number=1, layout=layout)
+            layout.scatter(given[-rest:], last.bytes_in(window), 1)
 
 
 class Operations:
@@ -242,10 +245,13 @@ def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | Non
     if not op or not op.is_predefined:
         raise window.failure(errors.ERR_OP, "the operation must be one of MPI's")
     basic = basic_of(place.type)
+    is_whole = basic is None and op in (_NO_OP, _REPLACE)  # nothing is combined, so any parts will do
+    if is_whole:
+        basic = place.type
     for given in [taken] if op == _NO_OP else [data, taken]:
         if given is None:
             continue
-        found = basic_of(given.type)
+        found = given.type if is_whole else basic_of(given.type)
         if basic is None or found is None or found.dtype != basic.dtype:
             raise window.failure(errors.ERR_TYPE, f"{given.type.name} is combined with {place.type.name}")
         if given.bytes.nbytes != place.nbytes:

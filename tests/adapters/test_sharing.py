@@ -305,6 +305,7 @@ def test_kept_memory_stays_within_its_bound_and_goes_with_the_pool():
 
 
 def test_what_an_executor_keeps_ends_with_it():
+    gc.collect()  # Executors of other tests
     before, context = shmring.keep_shared(4096), multiprocessing.get_context("fork")
     first, second = Executor(1, keep_nbytes=1 << 20), Executor(1, keep_nbytes=1 << 16)
     assert passing._most_kept() == 1 << 20
@@ -314,6 +315,7 @@ def test_what_an_executor_keeps_ends_with_it():
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=lambda: sender.send(passing._most_kept()))
     child.start()
+    assert receiver.poll(20)
     assert receiver.recv() == 8192  # the pool is its parent's
     child.join()
     second.shutdown()

@@ -182,6 +182,24 @@ expected = room()
 expected[:3, 1], expected[1:3, 2:] = np.arange(3.0), numbers[1:3, 2:]
 assert (mine == expected).all(), mine
 
+# One item and a part of the next one.
+win.Fence()
+win.Put(np.full(3, 8.0), right, [0, 2, MPI.DOUBLE.Create_vector(2, 1, 5).Create_resized(0, 80)])
+win.Fence()
+expected[:3, 0] = 8
+assert (mine == expected).all(), mine
+
+# Structs are replaced as a whole.
+comm.Barrier()
+record = MPI.Datatype.Create_struct([2, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Commit()
+old = np.zeros(2)
+win.Lock(right)
+win.Get_accumulate([np.full(2, 5.0), 1, record], [old, 1, record], right, [0, 1, record], MPI.REPLACE)
+win.Unlock(right)
+assert old.tolist() == expected[0, :2].tolist()
+win.Fence()
+assert mine[0, :2].tolist() == [5, 5], mine
+
 # Accumulates combine the numbers that the datatypes are made of.
 mine[:] = 1
 win.Fence()

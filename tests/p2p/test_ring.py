@@ -255,8 +255,9 @@ def test_the_memory_order_stays_if_the_get_that_began_had_an_out():
     ring, item = shmring.Ring(TINY), np.asfortranarray(np.arange(1 << 18).reshape(512, 512))
     putter = threading.Thread(target=ring.put, args=(item, ENOUGH_S))
     putter.start()
-    out = np.zeros_like(item)
+    out, deadline_s = np.zeros_like(item), time.monotonic() + ENOUGH_S
     while out[1, 0] == 0:  # until its first piece is there
+        assert time.monotonic() < deadline_s
         with pytest.raises(queue.Empty):
             ring.get_nowait(out=out)
     found = ring.get(ENOUGH_S)

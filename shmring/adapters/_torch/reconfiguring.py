@@ -138,6 +138,8 @@ def _process_of(handle: str) -> tuple[str, int, str] | None:
 def _start_time(pid: int) -> str:
     """Return the kernel's text for the time at which a process started; "" if there is no such process."""
     with contextlib.suppress(OSError):
+        if os.readlink("/proc/self") != str(os.getpid()):  # that of another PID namespace
+            return ""
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
