@@ -802,7 +802,10 @@ def _end() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about threads: the child only uses what is here
-            is_keeper = os.fork() == 0
+            try:
+                is_keeper = os.fork() == 0
+            except RuntimeError:  # Python 3.12 refuses in an exit handler: the arrays end with this process
+                is_keeper = False
         if is_keeper:
             keeper.serve(
                 server,
@@ -810,8 +813,6 @@ def _end() -> None:
                 _are_under_way,
                 parent.pid if parent is not None else None,
             )
-    except RuntimeError:  # Python 3.12 does not fork in an exit handler: the arrays end with this process
-        pass
     finally:
         _in_keeper.clear()
     server.close()
