@@ -23,7 +23,6 @@ import copyreg
 import ctypes
 import functools
 import math
-import operator
 import os
 import secrets
 import struct
@@ -43,6 +42,7 @@ from .._system.limits import explain
 from ..errors import Error
 from . import keeper
 from .allocator import Part, check, check_possible
+from .shapes import integer
 
 _Array = np.ndarray[Any, Any]
 _Shape = int | tuple[int, ...]
@@ -331,7 +331,7 @@ def _close_unused(block: Block) -> None:
 
 
 def _most_kept() -> int:
-    return max(_keep_nbytes, *_kept_for.values(), 0)
+    return max([_keep_nbytes, *_kept_for.values()])
 
 
 def _trim_kept() -> None:
@@ -602,10 +602,7 @@ def forget_pool(pool: object) -> None:
 def _kept_nbytes_of(nbytes: Any) -> int:
     if isinstance(nbytes, float) and nbytes.is_integer():  # such as 1e9
         nbytes = int(nbytes)
-    try:
-        found = operator.index(nbytes)
-    except TypeError:
-        raise TypeError(f"nbytes is {nbytes!r}; it must be the number of bytes to keep") from None
+    found = integer("nbytes", nbytes)
     if found < 0:
         raise ValueError(f"nbytes is {nbytes}; it must be 0 or more, and 0 keeps nothing")
     return found

@@ -69,12 +69,17 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
     return found
 
 
+def integer(what: str, number: SupportsIndex) -> int:
+    """Return a number as an int. TypeError if it is not an integer."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+
+
 def check_group_size(group_size: SupportsIndex, num_hosts: int) -> int:
     """Return the number of hosts in a group, checked."""
-    try:
-        size = operator.index(group_size)
-    except TypeError:
-        raise TypeError(f"group_size is {group_size!r}; it must be an integer") from None
+    size = integer("group_size", group_size)
     if not 1 <= size <= num_hosts or num_hosts % size:
         raise ValueError(f"group_size is {size}; it must divide the number of hosts, {num_hosts}")
     return size

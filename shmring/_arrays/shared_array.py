@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from ..errors import Mismatch
 from . import locks, onesided
 from .locks import LOCK_NBYTES, Lock, Locks, Stripes
+from .shapes import integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -293,10 +293,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
 def check_locks(locks: SupportsIndex) -> int:
     """Return the number of locks, checked."""
-    try:
-        count = operator.index(locks)
-    except TypeError:
-        raise TypeError(f"locks is {locks!r}; it must be an integer") from None
+    count = integer("locks", locks)
     if not 0 <= count <= _MOST_LOCKS:
         raise ValueError(f"locks is {count}; allowed: 0 to {_MOST_LOCKS}")
     return count

@@ -7,8 +7,9 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from .._arrays.shapes import integer
 from ..errors import Closed, RankFailed
-from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded, whole_number
+from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
 from .ring_ends import MOST_READERS, BroadcastEnds
 
 _ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
@@ -79,8 +80,8 @@ class Broadcast(QueueEnds, BroadcastEnds):
     ) -> None:
         if readers is None and most_readers is None:
             raise TypeError("say how many processes get from the ring: readers= or most_readers=")
-        reserved = 0 if readers is None else whole_number("readers", readers)
-        places = reserved if most_readers is None else whole_number("most_readers", most_readers)
+        reserved = 0 if readers is None else integer("readers", readers)
+        places = reserved if most_readers is None else integer("most_readers", most_readers)
         if not 1 <= places <= MOST_READERS or (readers is not None and not 1 <= reserved <= places):
             raise ValueError(
                 f"readers is {readers} and most_readers is {most_readers}; there must be 1 to {MOST_READERS} "

@@ -7,7 +7,6 @@ import ast
 import atexit
 import contextlib
 import ctypes
-import operator
 import os
 import secrets
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 import numpy as np
 
 from .._arrays.buffers import masked
+from .._arrays.shapes import integer
 from .._config.settings import Settings
 from .._system import descriptors, procfs, segments
 from .._system.limits import usable_cpus
@@ -398,17 +398,9 @@ def cause_of_death(pid: int, start_time: int) -> str | None:
     return f"process {pid} died without closing the ring"
 
 
-def whole_number(what: str, number: SupportsIndex) -> int:
-    """Return `number` as an int. TypeError if it is not an integer."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
-
-
 def rounded(nbytes: SupportsIndex) -> int:
     """Return the size of a ring of at least nbytes: a power of two. Raises TypeError or ValueError."""
-    nbytes = whole_number("nbytes", nbytes)
+    nbytes = integer("nbytes", nbytes)
     if not 0 < nbytes <= 1 << 40:
         raise ValueError(f"nbytes is {nbytes}; it must be more than 0, and at most 1 TiB")
     return max(LEAST_NBYTES, 1 << (nbytes - 1).bit_length())

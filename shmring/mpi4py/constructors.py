@@ -59,12 +59,11 @@ def basic_of(info: TypeInfo) -> TypeInfo | None:
     if info.made is None:
         return info
     _, base, arguments = info.made
-    found = [basic_of(part) for part in (arguments["datatypes"] if base is None else [base])]
-    return (
-        found[0]
-        if found and all(part and found[0] and part.dtype == found[0].dtype for part in found)
-        else None
-    )
+    basics = [basic_of(part) for part in (arguments["datatypes"] if base is None else [base])]
+    first = basics[0] if basics else None
+    if first is None or any(each is None or each.dtype != first.dtype for each in basics):
+        return None
+    return first
 
 
 def _check(is_right: bool, reason: str) -> None:
