@@ -4,7 +4,9 @@
     mpiexec -n 2 python bench/torch/bench_frameworks.py          with mpi4jax, in the same run
 
 A program of ranks; it runs the ways of JAX and TensorFlow if they are installed, and JAX's own `psum` over
-gloo. No way but "in place" changes its input. A time ends when the result is there.
+gloo. No way but "in place" changes its input. A time ends when the result is there. JAX takes the memory of
+each result from malloc, which is told to keep freed memory: else it may give that of a large result back to the
+system after each call, and the next call of any way of JAX waits for fresh pages.
 
 | column | |
 |---|---|
@@ -21,6 +23,7 @@ gloo. No way but "in place" changes its input. A time ends when the result is th
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import importlib.util
 import json
@@ -43,6 +46,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 Way = Callable[[], object]
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt, see malloc.h
+KEPT_NBYTES = 32 << 20  # the most that M_MMAP_THRESHOLD allows
 
 
 def numpy_ways(comm: shmring.Comm, x: np.ndarray) -> dict[str, Way]:
@@ -128,6 +133,13 @@ def table(rows: list[dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def keep_freed_memory() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc's
+        libc.mallopt(M_TRIM_THRESHOLD, 4 * KEPT_NBYTES)
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_NBYTES)
+
+
 def parse_arguments() -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
@@ -140,6 +152,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     installed = [ways_of for name, ways_of in FRAMEWORKS.items() if importlib.util.find_spec(name)]
+    keep_freed_memory()
     with shmring.init() as comm:
         pin(comm)
         if jax_ways in installed:
