@@ -121,9 +121,9 @@ cdef struct Peer:
     bint out_open
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
-    # By class of length, see push_offer: number of slow messages in a row, of messages to come that are not offered,
-    # and of those that were not offered after the last slow ones.
-    int[OFFER_CLASSES] nslow, nunoffered, last_unoffered
+    # By class of length, see push_offer: number of slow offers in a row, of fast ones since one message measured the
+    # ring, of messages to come that are not offered, and of those that were not offered after the last slow ones.
+    int[OFFER_CLASSES] nslow, nfast, nunoffered, last_unoffered
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
@@ -134,7 +134,9 @@ cdef struct Peer:
     uint64_t place           # ... if its sender has offered it
     uint32_t block
     uint64_t copy_ns         # time that this rank has copied it, or when it began to come through the ring
-    double ring_speed        # bytes a ns of large messages through the ring; 0: none yet
+    # By class of length: bytes a ns of messages through the ring, and number of messages that it is the mean of.
+    double[OFFER_CLASSES] ring_speed
+    int[OFFER_CLASSES] nmeasured
     Message *receiver        # ... into the memory of this receive; if that fails, the message is discarded; or
     UnexpectedMessage *unexpected             # ... into this; both NULL: the message is discarded
 

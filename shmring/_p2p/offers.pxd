@@ -28,6 +28,8 @@ cdef enum:
     SLOW_IN_A_ROW = 4
     LEAST_UNOFFERED = 7           # messages after one that was late, or after slow ones, before the next one is offered
     MOST_UNOFFERED = 127          # ... after slow ones time and again
+    MOST_FAST = 127               # offers, before one message measures the ring again
+    MOST_MEASURED = 8             # messages through the ring in the mean of their speed
     CLASS_SHIFT = 16              # lengths below 64 KiB are the first class
     LEAST_GAIN_PERCENT = 110      # one copy has to be faster: the sender's next write to that memory is slower
 
@@ -67,7 +69,7 @@ cdef inline int push_offer(Matching *m, Peer *p, Message *message) noexcept nogi
         return SR_RING_WAIT
     state = sr_offer_state(message.offer)
     if state == SR_OFFER_READ:
-        p.nslow[k] = p.last_unoffered[k] = 0
+        note_fast(p, k)
         return SR_RING_WHOLE
     if state == SR_OFFER_READ_SLOWLY:
         note_slow(p, k)
@@ -81,6 +83,15 @@ cdef inline int push_offer(Matching *m, Peer *p, Message *message) noexcept nogi
         return SR_RING_WAIT
     message.offering = STREAMED
     return sr_ring_push(&p.out, &message.out)
+
+
+# The ring's speed changes with what the caches hold, so one message measures it from time to time.
+cdef inline void note_fast(Peer *p, int k) noexcept nogil:
+    p.nslow[k] = p.last_unoffered[k] = 0
+    p.nfast[k] += 1
+    if p.nfast[k] == MOST_FAST:
+        p.nfast[k] = 0
+        p.nunoffered[k] = 1
 
 
 cdef inline void note_slow(Peer *p, int k) noexcept nogil:
@@ -112,12 +123,14 @@ cdef inline bint is_timed(Matching *m, Peer *p) noexcept nogil:
 # Note the speed of a message that has come through the ring. One message counts little: this rank may have been
 # interrupted, or so late that all of the message was there.
 cdef inline void note_ring_speed(Peer *p) noexcept nogil:
+    cdef int k = offer_class(p.incoming.nbytes)
     cdef uint64_t took_ns = sr_now_ns() - p.copy_ns
     cdef double speed = <double> p.incoming.nbytes / <double> max(took_ns, <uint64_t> 1)
-    if p.ring_speed == 0:
-        p.ring_speed = speed
-    else:
-        p.ring_speed += (min(max(speed, p.ring_speed / 2), 2 * p.ring_speed) - p.ring_speed) / 8
+    cdef double known = p.ring_speed[k]
+    if p.nmeasured[k] == 0:
+        known = speed
+    p.nmeasured[k] = min(p.nmeasured[k] + 1, <int> MOST_MEASURED)
+    p.ring_speed[k] = known + (min(max(speed, known / 2), 2 * known) - known) / p.nmeasured[k]
 
 
 # Copy the next bytes of an offered message. Return False if this process cannot read them.
@@ -146,11 +159,12 @@ cdef inline void take_offer(Peer *p, const sr_frame *head) noexcept nogil:
 
 # True if the message that this rank has just read would have been faster through the ring, or if that is not known yet.
 cdef inline bint was_slow(Matching *m, Peer *p) noexcept nogil:
+    cdef int k = offer_class(p.incoming.nbytes)
     cdef double speed
     if p.copy_ns == 0 or m.g.tuning.single_copy_message_always:
         return False
     speed = <double> p.incoming.nbytes / <double> p.copy_ns
-    return p.ring_speed == 0 or 100 * speed < LEAST_GAIN_PERCENT * p.ring_speed
+    return p.nmeasured[k] == 0 or 100 * speed < LEAST_GAIN_PERCENT * p.ring_speed[k]
 
 
 # Read one step of an offered message. Return SR_RING_WHOLE, SR_RING_DAMAGED, or SR_RING_WAIT: there is more to read, or
