@@ -5,8 +5,8 @@
 
 A program of ranks; it runs the ways of JAX and TensorFlow if they are installed, and JAX's own `psum` over
 gloo. No way but "in place" changes its input. A time ends when the result is there. JAX takes the memory of
-each result from malloc, which is told to keep freed memory: else it may give that of a large result back to the
-system after each call, and the next call of any way of JAX waits for fresh pages.
+each result from malloc, which is told to keep freed memory: else it may give that of a large result back to
+the system after each call, and the next call of any way of JAX waits for fresh pages.
 
 | column | |
 |---|---|
