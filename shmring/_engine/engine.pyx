@@ -762,18 +762,18 @@ cdef class Engine(State):
         return self.drive(&c)
 
     def broadcast_word(self, uint64_t word):
-        """Return rank 0's word on every rank."""
+        """Collective: return rank 0's word on every rank."""
         self.call_tiny(BROADCAST, SR_SUM, sizeof(word), &word, sizeof(word), self.timeout_s)
         return word
 
     def all_agree(self, bint yes, double timeout_s):
-        """Return whether `yes` is true on every rank."""
+        """Collective: return whether `yes` is true on every rank."""
         cdef uint8_t answer = yes
         self.call_tiny(ALL_REDUCE, SR_MIN, 1, &answer, 1, timeout_s)
         return bool(answer)
 
     def union(self, bytes bits):
-        """Return the bits that any rank has set, as an int."""
+        """Collective: return the bits that any rank has set, as an int."""
         cdef unsigned char[SR_PAYLOAD_NBYTES] part
         cdef size_t begin, nbytes
         result = b""
@@ -785,7 +785,7 @@ cdef class Engine(State):
         return int.from_bytes(result, "little")
 
     def announce_allocation(self, size_t nbytes, uint64_t signature, double timeout_s):
-        """Compare the size and the 32-bit signature of an allocation on all ranks. Raise Mismatch if they differ."""
+        """Collective: compare the size and the 32-bit signature of an allocation. Raise Mismatch if they differ."""
         self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s, signature)
 
     def own_ring(self):

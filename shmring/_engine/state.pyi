@@ -1,4 +1,4 @@
-"""Types of a segment's format, of the state of one communicator on one rank, and of the tables of C."""
+"""Types of a segment, of the state of a communicator, and of tables. The module has the docstrings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
@@ -41,18 +41,10 @@ class _Stats(TypedDict):
 TAKEN: str  # text of the error of a second thread
 KEY_NBYTES: int
 
-def supported(dtype: str, op: str) -> bool:
-    """Return whether the op has a meaning for the dtype."""
-
-def control_nbytes(nranks: int) -> int:
-    """Return the bytes of the header and the lanes, which lie before the staging buffers."""
-
-def message_ring_nbytes(nranks: int) -> int:
-    """Return the default length of one message ring."""
-
-def segment_nbytes(nranks: int, ring_nbytes: int, message_nbytes: int = 0) -> int:
-    """Return the bytes of a whole segment."""
-
+def supported(dtype: str, op: str) -> bool: ...
+def control_nbytes(nranks: int) -> int: ...
+def message_ring_nbytes(nranks: int) -> int: ...
+def segment_nbytes(nranks: int, ring_nbytes: int, message_nbytes: int = 0) -> int: ...
 def format_segment(
     address: int,
     nranks: int,
@@ -63,11 +55,8 @@ def format_segment(
     first_seq: int = 0,
     message_nbytes: int = 0,
     key: bytes = ...,
-) -> None:
-    """Write the first values of a segment into zeroed memory, before another process maps it."""
-
-def header_of(address: int) -> _Header:
-    """Return what rank 0 wrote into the header of a segment."""
+) -> None: ...
+def header_of(address: int) -> _Header: ...
 
 class State:
     """The state of one communicator on one rank, in a segment that `format_segment` has formatted."""
@@ -83,29 +72,17 @@ class State:
         timeout_s: float,
     ) -> None: ...
     @property
-    def flight(self) -> Flight:
-        """Reader of the records of all ranks, for errors."""
-
+    def flight(self) -> Flight: ...
     @property
-    def timeout_s(self) -> float:
-        """Default timeout of every call, in seconds."""
-
+    def timeout_s(self) -> float: ...
     @property
-    def rank(self) -> int:
-        """This rank's local number."""
-
+    def rank(self) -> int: ...
     @property
-    def size(self) -> int:
-        """Number of ranks of this host."""
-
+    def size(self) -> int: ...
     @property
-    def seq(self) -> int:
-        """Sequence number of the last call begun on this rank."""
-
+    def seq(self) -> int: ...
     @property
-    def isa(self) -> str:
-        """Instruction set of the kernels."""
-
+    def isa(self) -> str: ...
     def set_wait_policy(
         self,
         *,
@@ -118,63 +95,29 @@ class State:
         ping_interval_ns: int,
         zero_copy_nbytes: int,
         oversubscribed: int,
-    ) -> None:
-        """Set the wait policy: pauses, yields, longest sleep, and the interval of polls."""
-
-    def number_of(self, seq: int) -> int:
-        """Return the number of the user's call with this sequence number, from 1; the engine's: 0 or less."""
-
-    def world_rank(self, rank: int) -> int:
-        """Return a rank's number over all hosts. rank: local, or size + r for rank r of another host."""
-
-    def name_of(self, rank: int | None) -> str:
-        """Return the name of a rank, as in errors. Numbers as in `world_rank`; None means any rank."""
-
+    ) -> None: ...
+    def number_of(self, seq: int) -> int: ...
+    def world_rank(self, rank: int) -> int: ...
+    def name_of(self, rank: int | None) -> str: ...
     @property
-    def world_size(self) -> int:
-        """Number of ranks on all hosts."""
-
-    def abort_report(self) -> tuple[str, int, int, str, int, str | None] | None:
-        """Return the report of the rank that aborted first, as `Flight.abort_report`; None if no rank has."""
-
-    def record_of(self, rank: int, seq: int) -> _Record | None:
-        """Return the call `seq` of a rank; None if it has not made it or the record is overwritten."""
-
-    def own_call(self, seq: int) -> dict[str, Any] | None:
-        """As record_of, for this rank; also for a call over several hosts that has no local step yet."""
-
-    def last_seq_of(self, rank: int) -> int:
-        """Return the highest sequence number that a rank has begun."""
-
-    def key(self) -> bytes:
-        """Return the secret that only processes which map the segment know."""
-
-    def notify_view(self, view: bytes) -> None:
-        """Publish this rank's view, the ranks that it goes on with. See membership."""
-
-    def view_of(self, rank: int) -> bytes | None:
-        """Return the last view of a rank; None if it has published none."""
-
-    def has_gone(self, rank: int) -> bool:
-        """Return whether a rank has ended or left."""
-
-    def check_liveness(self) -> tuple[list[int], list[int]]:
-        """Poll ranks that the kernel does not watch from now on. Return (these ranks, the hidden ones)."""
-
-    def liveness_of(self, rank: int) -> tuple[int, int]:
-        """Return (pid, start time) of a rank, as the rank wrote them when it joined."""
-
-    def message_rings(self) -> tuple[int, int]:
-        """Return (bytes of a message ring, first sequence number), as rank 0 of the host has set them."""
-
-    def stats(self) -> _Stats:
-        """Return counters since the communicator began. See Comm.stats."""
+    def world_size(self) -> int: ...
+    def abort_report(self) -> tuple[str, int, int, str, int, str | None] | None: ...
+    def record_of(self, rank: int, seq: int) -> _Record | None: ...
+    def own_call(self, seq: int) -> dict[str, Any] | None: ...
+    def last_seq_of(self, rank: int) -> int: ...
+    def key(self) -> bytes: ...
+    def notify_view(self, view: bytes) -> None: ...
+    def view_of(self, rank: int) -> bytes | None: ...
+    def has_gone(self, rank: int) -> bool: ...
+    def check_liveness(self) -> tuple[list[int], list[int]]: ...
+    def liveness_of(self, rank: int) -> tuple[int, int]: ...
+    def message_rings(self) -> tuple[int, int]: ...
+    def stats(self) -> _Stats: ...
 
 class Stalls:
     """The long waits of one rank, and the times when their next warnings are due."""
 
-    def warn_after(self, state: State, limit_s: float) -> None:
-        """Log a warning about waits longer than limit_s seconds from now on; 0 disables it."""
+    def warn_after(self, state: State, limit_s: float) -> None: ...
 
 class ParkedThread:
     """The parked thread of one rank."""

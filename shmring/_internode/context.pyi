@@ -1,4 +1,4 @@
-"""Types of the connections to ranks of other hosts, for cold paths."""
+"""Types of the connections to ranks of other hosts. The module has the docstrings."""
 
 from collections.abc import Mapping, Sequence
 from socket import socket
@@ -18,8 +18,5 @@ class InterNodeConns:
         channels: Channels,
         cut_s: float,
     ) -> Self: ...
-    def measure_out(self, slice_nbytes: int) -> None:
-        """Set the length of a slice, the same on all ranks. Call it between calls."""
-
-    def close(self) -> None:
-        """Close the epoll descriptor. The caller of the constructor closes the connections."""
+    def measure_out(self, slice_nbytes: int) -> None: ...
+    def close(self) -> None: ...
