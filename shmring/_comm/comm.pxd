@@ -1,4 +1,3 @@
-
 from .objects cimport Slots
 from .point_to_point cimport Messages
 

@@ -1,4 +1,3 @@
-
 from libc.stdint cimport uint64_t, uintptr_t
 
 from .._arrays.operands cimport Operand

@@ -1,4 +1,3 @@
-
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from .._core.group cimport Call

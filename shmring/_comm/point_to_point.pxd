@@ -1,4 +1,3 @@
-
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint64_t
 

@@ -1,4 +1,3 @@
-
 from libc.stdint cimport uint32_t, uint64_t
 
 from .._arrays.operands cimport Operand

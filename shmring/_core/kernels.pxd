@@ -2,7 +2,7 @@
 # 1.3 MB of code, for all others.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint32_t
 
 
 cdef extern from "kernels/kernels.h" nogil:

@@ -78,7 +78,7 @@ cdef extern from "layout.h" nogil:
         SR_MAGIC
         SR_PRIVATE
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_HANDED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
-        SR_ABSENT, SR_JOINED, SR_CLOSED
+        SR_JOINED, SR_CLOSED
         SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_REMOTE_ABORT
         SR_UNDER_WAY, SR_COMPLETE, SR_RAISED
     sr_lane *sr_layout_lane(void *segment, int rank)

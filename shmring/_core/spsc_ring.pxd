@@ -28,7 +28,7 @@ cdef extern from "layout.h" nogil:
         sr_event *event
         sr_ring ring
     cdef enum:
-        SR_FRAME_FIRST, SR_FRAME_LAST, SR_FRAME_CUT, SR_FRAME_OFFER
+        SR_FRAME_FIRST, SR_FRAME_CUT, SR_FRAME_OFFER
         SR_RING_LEAST_NBYTES
         SR_QUEUE_MAGIC
         SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES
@@ -47,7 +47,7 @@ cdef extern from "layout.h" nogil:
         sr_event event
         sr_reader *reader
     cdef enum sr_place_state:
-        SR_PLACE_FREE, SR_PLACE_RESERVED, SR_PLACE_JOINING, SR_PLACE_JOINED, SR_PLACE_CLOSED
+        SR_PLACE_FREE, SR_PLACE_RESERVED, SR_PLACE_JOINED, SR_PLACE_CLOSED
     cdef enum:
         SR_MOST_READERS
 
@@ -58,7 +58,6 @@ cdef extern from "sync/event.h" nogil:
 
 
 cdef extern from "sync/flag.h" nogil:
-    uint64_t sr_flag_load_ordered(const sr_flag *)
     bint sr_flag_replace_ordered(sr_flag *, uint64_t old, uint64_t value)
     void sr_flag_mark(sr_flag *, uint64_t bits, sr_event *)
 
@@ -68,10 +67,6 @@ cdef extern from "sync/liveness.h" nogil:
     int sr_process_open(int pid)
     bint sr_process_has_ended(int descriptor)
     void sr_process_close(int descriptor)
-
-
-cdef extern from "sync/cpu.h" nogil:
-    void sr_pause()
 
 
 cdef extern from "receipts.h" nogil:
@@ -120,8 +115,7 @@ cdef extern from "spsc_ring.h" nogil:
 
 cdef extern from "offer.h" nogil:
     cdef enum:
-        SR_OFFER_OPEN, SR_OFFER_READING, SR_OFFER_READ, SR_OFFER_READ_SLOWLY, SR_OFFER_REFUSED
-        SR_OFFER_STAGED, SR_OFFER_WITHDRAWN
+        SR_OFFER_OPEN, SR_OFFER_READ, SR_OFFER_READ_SLOWLY, SR_OFFER_REFUSED, SR_OFFER_STAGED
     sr_offer *sr_offer_put(sr_ring_end *, sr_frame *head, uint64_t place, uint32_t block)
     int sr_offer_state(const sr_offer *)
     bint sr_offer_stage(sr_offer *)

@@ -27,7 +27,7 @@ cdef extern from "conn.h" nogil:
         sr_conn_head arriving
     cdef enum:
         SR_CONN_MAGIC, SR_CONN_QUEUE
-        SR_CONN_IDLE, SR_CONN_BLOCKED, SR_CONN_PROGRESSED, SR_CONN_CLOSED, SR_CONN_FAILED, SR_CONN_MISMATCH
+        SR_CONN_PROGRESSED, SR_CONN_CLOSED, SR_CONN_FAILED, SR_CONN_MISMATCH
     void sr_conn_open(sr_conn *, int fd)
     bint sr_conn_is_busy(const sr_conn_queue *)
     uint32_t sr_conn_length(const sr_conn_queue *)

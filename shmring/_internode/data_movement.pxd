@@ -1,4 +1,3 @@
-
 from .._core.group cimport Call, Group
 
 cdef void choose_algorithm(Group *g, Call *c) noexcept nogil

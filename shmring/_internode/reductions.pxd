@@ -1,4 +1,3 @@
-
 from libc.stddef cimport size_t
 
 from .._core.group cimport Call, Group

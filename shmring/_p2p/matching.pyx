@@ -16,8 +16,8 @@ from .._core.segment cimport (
     sr_lane, sr_layout_message_ring_offset, sr_now_ns, sr_pause, sr_time_away, sr_waitset, sr_waitset_watch, sr_yield,
 )
 from .._core.spsc_ring cimport (
-    SR_FRAME_FIRST, SR_FRAME_OFFER, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_load_ordered, sr_flag_mark, sr_frame,
-    sr_message_ring, sr_offer_withdraw, sr_pause, sr_receipt_free_number, sr_receipt_give, sr_receipt_take,
+    SR_FRAME_FIRST, SR_FRAME_OFFER, SR_RING_WAIT, SR_RING_WHOLE, sr_flag_mark, sr_frame,
+    sr_message_ring, sr_offer_withdraw, sr_receipt_free_number, sr_receipt_give, sr_receipt_take,
     sr_receipts_count, sr_ring, sr_ring_end, sr_ring_first, sr_ring_format, sr_ring_open_end, sr_ring_peek,
     sr_ring_publish_taken, sr_ring_pull, sr_ring_push,
 )

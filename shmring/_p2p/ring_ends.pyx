@@ -13,8 +13,8 @@ from libc.string cimport memcpy, memset
 from .._core cimport numpy_api as cnp
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_CLOSED, SR_PAGE, sr_event, sr_event_signal, sr_flag, sr_flag_load, sr_flag_set, sr_liveness,
-    sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_time_away,
+    SR_CACHE_LINE, SR_CLOSED, SR_PAGE, sr_event, sr_event_signal, sr_flag, sr_flag_load, sr_flag_load_ordered,
+    sr_flag_set, sr_liveness, sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_pause, sr_time_away,
 )
 from .._core.spsc_ring cimport (
     SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_MOST_READERS, SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES, SR_PLACE_CLOSED,
@@ -23,8 +23,8 @@ from .._core.spsc_ring cimport (
     sr_broadcast_find_slowest, sr_broadcast_format, sr_broadcast_has_changed, sr_broadcast_has_readers,
     sr_broadcast_head_nbytes, sr_broadcast_is_valid, sr_broadcast_leave, sr_broadcast_open_writer, sr_broadcast_peek,
     sr_broadcast_pull, sr_broadcast_take_place, sr_broadcast_was_dropped, sr_broadcast_writer, sr_event_sleep,
-    sr_event_watch, sr_flag_load_ordered, sr_flag_mark, sr_flag_replace_ordered, sr_frame, sr_incoming,
-    sr_liveness_acquire, sr_outgoing, sr_pause, sr_place, sr_place_get_state, sr_place_owner, sr_place_pid,
+    sr_event_watch, sr_flag_mark, sr_flag_replace_ordered, sr_frame, sr_incoming,
+    sr_liveness_acquire, sr_outgoing, sr_place, sr_place_get_state, sr_place_owner, sr_place_pid,
     sr_process_close, sr_process_has_ended, sr_process_open, sr_queue, sr_reader, sr_ring_end, sr_ring_format,
     sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room, sr_ring_is_valid_length, sr_ring_message_nbytes,
     sr_ring_open_end, sr_ring_publish_taken, sr_ring_push, sr_ring_push_part, sr_ring_put,

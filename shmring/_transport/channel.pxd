@@ -1,6 +1,5 @@
 # C declarations of channels between ranks of different hosts.
 
-from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.kernels cimport sr_copy_fn
@@ -22,7 +21,7 @@ cdef extern from "channel.h" nogil:
         unsigned char *reason
     cdef enum:
         SR_CHANNEL_ABORT, SR_CHANNEL_LEAVING, SR_CHANNEL_VIEW, SR_CHANNEL_CALLING, SR_CHANNEL_CONFIRMED
-        SR_CHANNEL_OPEN, SR_CHANNEL_CLOSED, SR_CHANNEL_FAILED, SR_CHANNEL_DAMAGED
+        SR_CHANNEL_OPEN, SR_CHANNEL_DAMAGED
         SR_CHANNEL_REASON_NBYTES, SR_CHANNEL_REST_NBYTES
     cdef struct sr_channel_call:
         uint64_t seq, fingerprint, count

@@ -1,4 +1,3 @@
-
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
