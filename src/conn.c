@@ -82,16 +82,11 @@ static enum sr_conn_status step_out(struct sr_conn *conn) {
     all.msg_iovlen = (size_t)gather(&conn->out, places);
     ssize_t nbytes = sendmsg(conn->fd, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (nbytes < 0) return status_of_error(conn, errno);
-    conn->nsent += (uint64_t)nbytes;
     advance(&conn->out, (size_t)nbytes);
     return SR_CONN_PROGRESSED;
 }
 
 /* ---- receiving ---- */
-
-static bool is_expected(const struct sr_conn *conn, const struct sr_conn_message *message) {
-    return memcmp(&conn->arriving, &message->head, sizeof message->head) == 0;
-}
 
 /* Return the place for the next bytes. A head is checked before any data of its message are put into place. */
 static struct iovec next_place(struct sr_conn *conn, const struct sr_conn_message *message) {
@@ -120,7 +115,7 @@ static enum sr_conn_status step_in(struct sr_conn *conn) {
             conn->in.done += nbytes;
             return SR_CONN_PROGRESSED;
         }
-        if (!is_expected(conn, message)) return SR_CONN_MISMATCH;
+        if (memcmp(&conn->arriving, &message->head, sizeof message->head) != 0) return SR_CONN_MISMATCH;
         size_t with_head = before + nbytes - sizeof message->head;
         if (with_head > 0) memcpy(message->data, conn->small, with_head);
     }

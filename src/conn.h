@@ -49,7 +49,7 @@ struct sr_conn {
     int end;                      /* the sr_conn_status that ended the connection, or 0 */
     int error;                    /* errno, if `end` is SR_CONN_FAILED */
     struct sr_tcp_probe probe;
-    uint64_t nsent, nreceived;    /* bytes, heads included */
+    uint64_t nreceived;           /* bytes, heads included */
     struct sr_conn_queue out, in;
     struct sr_conn_head arriving; /* the head of message in.first, as far as it has arrived */
     unsigned char small[SR_CONN_SMALL_NBYTES]; /* directly behind: data of a small message, not in place yet */
