@@ -27,9 +27,6 @@ import numpy as np
 
 from .._arrays import shapes
 
-cdef extern from "<numpy/arrayobject.h>":
-    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, int fortran)   # steals a reference to dtype
-
 cnp.import_array()
 
 
@@ -84,7 +81,7 @@ cdef class _Parts:
         memcpy(lengths, cnp.PyArray_DIMS(like), cnp.PyArray_NDIM(like) * sizeof(cnp.npy_intp))
         lengths[0] = nrows
         Py_INCREF(dtype)
-        return PyArray_Empty(cnp.PyArray_NDIM(like), lengths, dtype, 0)
+        return cnp.PyArray_Empty(cnp.PyArray_NDIM(like), lengths, dtype, False)
 
     cdef Announced *announced_of(self, int giver, int taker) noexcept:
         return &self.announced[giver * self.npieces + (taker if self.npieces > 1 else 0)]

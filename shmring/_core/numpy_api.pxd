@@ -42,18 +42,15 @@ cdef extern from "numpy/arrayobject.h" nogil:
     void *PyArray_DESCR(ndarray)   # a borrowed reference
 
 cdef extern from "numpy/arrayobject.h":
-    int _import_array() except -1
+    int import_array "_import_array"() except -1
     bint PyArray_Check(object)
     bint PyArray_CheckExact(object)
     bint PyArray_CheckScalar(object)
     object PyArray_DescrFromType(int number)
+    object PyArray_Empty(int ndim, npy_intp *lengths, dtype descr, bint fortran)   # steals a reference to descr
     object PyArray_SimpleNewFromData(int ndim, npy_intp *lengths, int number, void *data)
     object PyDataMem_SetHandler(object)   # returns the one before
     int PyArray_SetBaseObject(ndarray, object base) except -1   # steals a reference to base
-
-
-cdef inline int import_array() except -1:
-    return _import_array()
 
 
 cdef inline int set_array_base(ndarray array, object base) except -1:

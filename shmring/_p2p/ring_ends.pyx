@@ -40,9 +40,6 @@ import queue
 
 from ..errors import Closed, Error, Timeout
 
-cdef extern from "<numpy/arrayobject.h>":
-    object PyArray_Empty(int ndim, cnp.npy_intp *lengths, cnp.dtype dtype, bint fortran)   # steals a reference to dtype
-
 cnp.import_array()
 
 HEAD_NBYTES = SR_PAGE       # bytes before the data of a ring with one reader
@@ -438,7 +435,7 @@ cdef class Ends:
             self.item_is_given = True
             return out
         Py_INCREF(self.got_dtype)
-        return PyArray_Empty(<int> self.got_shape.ndim, lengths, self.got_dtype, is_fortran)
+        return cnp.PyArray_Empty(<int> self.got_shape.ndim, lengths, self.got_dtype, is_fortran)
 
     cdef int check_out(self, object out, bint is_fortran) except -1:
         cdef int axis
