@@ -3,7 +3,7 @@
 # Memory is passed as contiguous buffers of bytes (`array.view(numpy.uint8)`).
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from .schedule cimport (
@@ -18,13 +18,8 @@ cdef extern from "kernels/kernels.h" nogil:
     const sr_kernels *sr_kernels_find(const char *isa)
     const char *sr_kernels_isas(int i)
 
-cdef extern from "<time.h>" nogil:
-    struct timespec:
-        long tv_sec
-        long tv_nsec
-    enum:
-        CLOCK_MONOTONIC
-    int clock_gettime(int clock, timespec *now)
+cdef extern from "sync/clock.h" nogil:
+    uint64_t sr_now_ns()
 
 cdef enum:
     MOST = 128  # buffers in one call
@@ -69,9 +64,7 @@ cdef const sr_kernels *_find(str isa) except NULL:
 
 
 cdef double _now() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return now.tv_sec + 1e-9 * now.tv_nsec
+    return 1e-9 * sr_now_ns()
 
 
 cdef class _Pointers:
