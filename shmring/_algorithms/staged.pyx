@@ -13,7 +13,8 @@ from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
     SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
     blocked_on, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan, is_sliced, is_split,
-    line_of, publish, publish_line, repeats_last, runs_here, see_calls_before, shared_address, takes,
+    line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last, runs_here, see_calls_before,
+    shared_address, takes,
 )
 from .._core.placement cimport (
     copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
@@ -37,23 +38,6 @@ cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept no
     if taker == giver or not gives(g, c, giver) or not takes(g, c, taker):
         return False
     return not is_scan(c) or giver < taker
-
-
-# The begin of rank's piece in an x that is split evenly, in bytes.
-cdef inline size_t piece_of_x(Call *c, int rank) noexcept nogil:
-    return <size_t> rank * c.nbytes if is_split(c) else 0
-
-
-# This rank's piece for `rank`.
-cdef inline const unsigned char *given_to(Call *c, int rank) noexcept nogil:
-    return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data
-
-
-# The place of rank's piece in this rank's result.
-cdef inline unsigned char *taken_from(Call *c, int rank) noexcept nogil:
-    if c.taken != NULL:
-        return c.taken[rank].data
-    return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
 
 
 # The bytes of rank's piece in a chunk of nbytes. Chunks are cut from the largest piece, so shorter pieces end before
@@ -99,7 +83,7 @@ cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker,
     cdef size_t begin = next_begin(c, &c.stage)
     cdef size_t part = part_of(c.given, taker, begin, nbytes)
     if part > 0:
-        g.kernels.copy(there, given_to(c, taker) + begin, part,
+        g.kernels.copy(there, piece_for(c, taker) + begin, part,
                        g.far and c.nbytes >= g.tuning.far_stream_nbytes)
         g.stats.bytes_sent += part
 
@@ -115,7 +99,7 @@ cdef int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 cdef void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
     cdef int nsources = g.rank + (c.kind == SCAN) if is_scan(c) else g.size
     cdef size_t part = part_of(c.given, g.rank, offset, nbytes)
-    g.source[g.rank] = given_to(c, g.rank) + offset
+    g.source[g.rank] = piece_for(c, g.rank) + offset
     g.target[0] = c.out + offset
     if nsources > 0:
         g.kernels.fold[c.dtype][c.op](g.target, 1, streams_out(g, c), g.source, nsources, part // c.itemsize,
@@ -130,7 +114,7 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
         if takes_from(g, c, g.rank, giver):
             part = part_of(c.taken, giver, offset, nbytes)
             if part > 0:
-                status = move_piece(g, c, giver, taken_from(c, giver) + offset, part)
+                status = move_piece(g, c, giver, piece_from(c, giver) + offset, part)
                 if status != DONE:
                     return status
     if is_joined(c) and c.taken == NULL:
@@ -150,8 +134,8 @@ cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, s
 
 # Copy this rank's piece for itself, which is in its x already.
 cdef void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    cdef const unsigned char *own = given_to(c, g.rank) + offset
-    cdef unsigned char *there = taken_from(c, g.rank) + offset
+    cdef const unsigned char *own = piece_for(c, g.rank) + offset
+    cdef unsigned char *there = piece_from(c, g.rank) + offset
     if there != own:
         g.kernels.copy(there, own, nbytes, streams_out(g, c))
 

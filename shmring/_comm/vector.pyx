@@ -12,7 +12,7 @@ from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_item
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
-    Piece, fingerprint_of, is_joined, is_split, shared_address,
+    Piece, fingerprint_of, goes_from_to, is_joined, is_split, shared_address,
 )
 from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
@@ -416,7 +416,7 @@ cdef class VectorCollectives(Collectives):
                 announced = parts.announced_of(giver, taker)
                 if announced.nrows > most:
                     return False
-                if is_given(c, giver, taker) and giver != taker:
+                if goes_from_to(c, giver, taker) and giver != taker:
                     c.nbytes = max(c.nbytes, announced.nrows * parts.row_nbytes)
         return True
 
@@ -429,7 +429,7 @@ cdef class VectorCollectives(Collectives):
         for giver in range(parts.size):
             for taker in range(parts.size):
                 announced = parts.announced_of(giver, taker)
-                if (is_given(c, giver, taker) and giver != taker
+                if (goes_from_to(c, giver, taker) and giver != taker
                         and announced.nrows * parts.row_nbytes > ANNOUNCED_NBYTES):
                     if announced.block == 0 or c.nbytes < announced.zero_copy_nbytes:
                         c.x_block = 0
@@ -450,7 +450,7 @@ cdef class VectorCollectives(Collectives):
             nbytes = announced.nrows * parts.row_nbytes
             if nbytes <= ANNOUNCED_NBYTES:
                 piece.there = announced.what.data
-            elif is_given(c, giver, rank) and giver != rank:
+            elif goes_from_to(c, giver, rank) and giver != rank:
                 c.awaited.rank = giver
                 piece.there_is_private = announced.block == SR_PRIVATE
                 if piece.there_is_private:
@@ -471,7 +471,7 @@ cdef class VectorCollectives(Collectives):
         result = []
         c.out_is_new = out is None
         for giver in range(parts.size):
-            if not is_given(c, giver, self.own_rank):
+            if not goes_from_to(c, giver, self.own_rank):
                 continue
             piece = &parts.taken[giver]
             nrows = parts.announced_of(giver, self.own_rank).nrows
@@ -510,7 +510,7 @@ cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *pi
 cdef void take_announced(Call *c, _Parts parts, int rank) noexcept:
     cdef int giver
     for giver in range(parts.size):
-        if giver != rank and is_given(c, giver, rank):
+        if giver != rank and goes_from_to(c, giver, rank):
             memcpy(parts.taken[giver].data, parts.announced_of(giver, rank).what.data, parts.taken[giver].nbytes)
     if parts.taken[rank].nbytes > 0:
         memmove(parts.taken[rank].data, parts.given[rank].data, parts.taken[rank].nbytes)
@@ -569,13 +569,6 @@ cdef inline int equal_kind(int kind) noexcept:
     if kind == GATHER_V:
         return GATHER
     return SCATTER if kind == SCATTER_V else ALL_TO_ALL
-
-
-# True if a piece of giver's x goes to taker, including a rank's own piece.
-cdef inline bint is_given(Call *c, int giver, int taker) noexcept:
-    if c.kind == SCATTER:
-        return giver == c.root
-    return c.kind != GATHER or taker == c.root
 
 
 cdef inline bint has_result(Call *c, int rank) noexcept:

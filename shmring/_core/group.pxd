@@ -294,6 +294,30 @@ cdef inline bint is_joined(const Call *c) noexcept nogil:
     return c.kind == ALL_GATHER or c.kind == GATHER or c.kind == ALL_TO_ALL
 
 
+# True if a piece of giver's x goes to taker, in a gather, scatter or all_to_all; also a rank's piece for itself.
+cdef inline bint goes_from_to(const Call *c, int giver, int taker) noexcept nogil:
+    if c.kind == SCATTER:
+        return giver == c.root
+    return c.kind != GATHER or taker == c.root
+
+
+# The begin of rank's piece in an x that is split evenly, in bytes.
+cdef inline size_t piece_of_x(const Call *c, int rank) noexcept nogil:
+    return <size_t> rank * c.nbytes if is_split(c) else 0
+
+
+# This rank's piece for `rank`.
+cdef inline const unsigned char *piece_for(const Call *c, int rank) noexcept nogil:
+    return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data
+
+
+# The place of rank's piece in this rank's result.
+cdef inline unsigned char *piece_from(const Call *c, int rank) noexcept nogil:
+    if c.taken != NULL:
+        return c.taken[rank].data
+    return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
+
+
 # True if a large call is reduced slice by slice: each slice by one rank, which stores its result for other ranks.
 cdef inline bint is_sliced(const Call *c) noexcept nogil:
     return c.kind == ALL_REDUCE or c.kind == REDUCE

@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memmove
 from .._algorithms.direct cimport choose_pipeline, enter_refused, step_refused
 from .._core.group cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
-    is_joined, is_scan, is_split,
+    goes_from_to, is_scan, piece_for, piece_from,
 )
 from .context cimport (
     Fragment, InterNode, await_confirmations, begin_barrier, begin_internode, begin_local, blocked_on_conns,
@@ -21,18 +21,6 @@ from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_larg
 
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------
-
-cdef inline const unsigned char *piece_for(Call *c, int rank) noexcept nogil:
-    if c.given != NULL:
-        return c.given[rank].data
-    return c.x + (<size_t> rank * c.nbytes if is_split(c) else 0)
-
-
-cdef inline unsigned char *piece_from(Group *g, Call *c, int rank) noexcept nogil:
-    if c.taken != NULL:
-        return c.taken[rank].data
-    return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
-
 
 # Return the number of bytes of a piece of nbytes that lie in [offset, offset + most).
 cdef inline size_t part_nbytes(size_t nbytes, size_t offset, size_t most) noexcept nogil:
@@ -66,18 +54,12 @@ cdef Call *new_vector_local(Group *g, Call *c, int kind, size_t nbytes) noexcept
 
 # ---- all_to_all, gather, scatter: each piece goes to one rank ------------------------------------------------------
 
-cdef inline bint goes_from_to(Call *c, int giver, int taker) noexcept nogil:
-    if c.kind == SCATTER:
-        return giver == c.root
-    return c.kind != GATHER or taker == c.root
-
-
 # True if received pieces would overwrite pieces that are not sent yet.
 cdef inline bint takes_in_place(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int rank
     for rank in range(inter.size):
-        if inter.conn[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(g, c, rank) == piece_for(c, rank):
+        if inter.conn[rank] != NULL and c.kind == ALL_TO_ALL and piece_from(c, rank) == piece_for(c, rank):
             if part_from(c, rank, 0, 1) > 0 and part_for(c, rank, 0, 1) > 0:
                 return True
     return False
@@ -107,7 +89,7 @@ cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
                 send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &s.sending)
         if goes_from_to(c, rank, inter.rank):
             nbytes = part_from(c, rank, offset, inter.part_nbytes)
-            there = inter.room + rank * inter.pair_nbytes if inter.through_room else piece_from(g, c, rank) + offset
+            there = inter.room + rank * inter.pair_nbytes if inter.through_room else piece_from(c, rank) + offset
             if nbytes > 0 or inter.turn == 0:
                 receive_from(g, c, rank, there, nbytes, &s.receiving)
 
@@ -118,7 +100,7 @@ cdef void take_from_room(Group *g, Call *c) noexcept nogil:
     cdef int rank
     for rank in range(inter.size):
         if inter.conn[rank] != NULL:
-            memcpy(piece_from(g, c, rank) + offset, inter.room + rank * inter.pair_nbytes,
+            memcpy(piece_from(c, rank) + offset, inter.room + rank * inter.pair_nbytes,
                    part_from(c, rank, offset, inter.part_nbytes))
 
 
@@ -153,7 +135,7 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
         rank = rank_at(inter, inter.host, local)
         inter.given[local].data = <unsigned char *> piece_for(c, rank)
         inter.given[local].nbytes = part_for(c, rank, 0, c.nbytes)
-        inter.taken[local].data = piece_from(g, c, rank)
+        inter.taken[local].data = piece_from(c, rank)
         inter.taken[local].nbytes = part_from(c, rank, 0, c.nbytes) if goes_from_to(c, rank, inter.rank) else 0
     keep_length_of_own(c, inter)
     step = new_vector_local(g, c, c.kind, c.nbytes)
@@ -174,8 +156,8 @@ cdef inline void keep_length_of_own(Call *c, InterNode *inter) noexcept nogil:
 cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef size_t nbytes = c.nbytes if c.taken == NULL else c.taken[inter.rank].nbytes
-    if nbytes > 0 and piece_from(g, c, inter.rank) != piece_for(c, inter.rank):
-        memmove(piece_from(g, c, inter.rank), piece_for(c, inter.rank), nbytes)
+    if nbytes > 0 and piece_from(c, inter.rank) != piece_for(c, inter.rank):
+        memmove(piece_from(c, inter.rank), piece_for(c, inter.rank), nbytes)
 
 
 cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
@@ -194,7 +176,7 @@ cdef inline unsigned char *part_of_rank(Group *g, Call *c, int rank, int number)
     cdef InterNode *inter = inter_of(g)
     if is_scan(c):
         return inter.room + rank * inter.part_nbytes
-    return piece_from(g, c, rank) + <size_t> number * inter.part_nbytes
+    return piece_from(c, rank) + <size_t> number * inter.part_nbytes
 
 
 cdef inline size_t part_nbytes_of(Group *g, Call *c, int rank, int number) noexcept nogil:
