@@ -70,5 +70,4 @@ cdef class Plan:
 cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, object out)
 
 
-cdef int algorithm_number(object algorithm) except -1
 cdef uint16_t priority_code(object priority) except? 0

@@ -1,7 +1,6 @@
 # The collectives: from Python's arguments to the pointers of a call. Each method takes the same steps: allocate the
 # result, take the arrays, describe the call, let the engine run it.
 
-import functools
 import inspect
 import operator
 import os
@@ -36,6 +35,7 @@ import numpy as np
 
 from . import awaitable
 from .._arrays import shapes
+from .._core import kernels
 from .._engine import state
 from .._system import limits
 from ..errors import Closed, Error, Mismatch
@@ -209,7 +209,7 @@ cdef class Collectives:
 
     @wire.setter
     def wire(self, name):
-        self.default_wire = wire_number(name)
+        self.default_wire = number_named(WIRE_NUMBERS, name, "wire")
 
     @property
     def linger_s(self):
@@ -608,9 +608,7 @@ cdef class Collectives:
         ...     comm.all_reduce(x)
         >>> sum_floats(comm, np.ones(2))
         """
-        if kind not in KIND_NUMBERS:
-            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
-        self.engine.refuse(KIND_NUMBERS[kind])
+        self.engine.refuse(number_named(KIND_NUMBERS, kind, "kind"))
 
     # -- from arguments to a call --
 
@@ -760,16 +758,18 @@ cdef class Collectives:
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
-        c.op = SR_SUM if op is SUM else op_number(op)
+        c.op = SR_SUM if op is SUM else number_named(OP_NUMBERS, op, "op")
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
             dtype = state.DTYPES[c.dtype]
-            known = filter(functools.partial(state.supported, dtype), state.OPS)
+            known = kernels.ops(dtype)
             remedy = "; convert it to floats, or divide the sum" if c.op == SR_AVG else ""
             raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}{remedy}")
         if c.op == SR_AVG and (c.kind == SCAN or c.kind == EXSCAN):
             raise ValueError("op avg has no meaning for a scan; scan the sum and divide")
         if c.kind == ALL_REDUCE:
-            c.algorithm = self.default_algorithm if algorithm is None else algorithm_number(algorithm)
+            c.algorithm = self.default_algorithm
+            if algorithm is not None:
+                c.algorithm = number_named(ALGORITHM_NUMBERS, algorithm, "algorithm")
             if self.engine.g.inter != NULL and c.algorithm != AUTO:
                 raise ValueError(f"algorithm {state.ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
@@ -784,7 +784,7 @@ cdef class Collectives:
 
     # address: of the reduced data in x, or of the first of several arrays.
     cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
-        cdef int number = self.default_wire if wire is None else wire_number(wire)
+        cdef int number = self.default_wire if wire is None else number_named(WIRE_NUMBERS, wire, "wire")
         cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes
         cdef cnp.ndarray residual
         if c.dtype >= SR_DTYPES or not (c.dtype == SR_F32 or sr_dtype_is_widened(c.dtype)) or (
@@ -936,15 +936,15 @@ cdef class Plan:
         self.a.held = self.b.held = False
 
     def __init__(self, Collectives comm, str kind, tuple arguments, dict keywords):
+        cdef int number
         if comm.engine.closed_because is not None:
             raise Closed(comm.engine.closed_because, rank=comm.own_rank)
-        if kind not in KIND_NUMBERS:
-            raise ValueError(f"kind is {kind!r}; allowed: {', '.join(KIND_NUMBERS)}")
+        number = number_named(KIND_NUMBERS, kind, "kind")
         bound = inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
         bound.apply_defaults()
         given = bound.arguments
         self.in_background = given["async_op"]
-        self.prepare(comm, KIND_NUMBERS[kind], given.get("x"), given.get("op"), given.get("root"), given.get("out"),
+        self.prepare(comm, number, given.get("x"), given.get("op"), given.get("root"), given.get("out"),
                      given.get("like"), given.get("algorithm"), given.get("timeout"),
                      (given.get("wire"), given.get("group_size"), given.get("priority")))
 
@@ -1018,24 +1018,11 @@ cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, 
 
 # ---- small arguments -----------------------------------------------------------------------------------------
 
-cdef int op_number(object op) except -1:
-    number = OP_NUMBERS.get(op) if isinstance(op, str) else None
+# Return the number of a name. what: the argument, for the ValueError of another name.
+cdef int number_named(dict numbers, object name, str what) except -1:
+    number = numbers.get(name) if isinstance(name, str) else None
     if number is None:
-        raise ValueError(f"op is {op!r}; allowed: {', '.join(OP_NUMBERS)}")
-    return number
-
-
-cdef int wire_number(object wire) except -1:
-    number = WIRE_NUMBERS.get(wire) if isinstance(wire, str) else None
-    if number is None:
-        raise ValueError(f"wire is {wire!r}; allowed: {', '.join(WIRE_NUMBERS)}")
-    return number
-
-
-cdef int algorithm_number(object algorithm) except -1:
-    number = ALGORITHM_NUMBERS.get(algorithm) if isinstance(algorithm, str) else None
-    if number is None:
-        raise ValueError(f"algorithm is {algorithm!r}; allowed: {', '.join(ALGORITHM_NUMBERS)}")
+        raise ValueError(f"{what} is {name!r}; allowed: {', '.join(numbers)}")
     return number
 
 

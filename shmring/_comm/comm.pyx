@@ -16,12 +16,12 @@ from .._core.group cimport (
 from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._engine.engine cimport Engine
-from .collectives cimport algorithm_number
 from .objects cimport Slots, as_array, bytes_room, fits_in_slot, frame_in, nbytes_in, pack, unpack
 from .point_to_point cimport Messages
 
 from . import objects
 from .._diagnostics import failures
+from .._diagnostics.flight_recorder import ALGORITHMS
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
 from .._arrays import buffers
@@ -107,7 +107,7 @@ cdef class Comm(Messages):
         self.descend_from(parent)
         self.epoch = epoch
         # Between hosts there is one algorithm; the groups of one host have the chosen one.
-        self.default_algorithm = algorithm_number(settings.algorithm if internode is None else "auto")
+        self.default_algorithm = ALGORITHMS.index(settings.algorithm if internode is None else "auto")
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, local_sockets, settings.segment,
