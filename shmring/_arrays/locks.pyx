@@ -168,7 +168,7 @@ cdef class Locks:
     cdef int report_owner(self, int owner, int status, int index) except -1:
         how = "closed the communicator"
         if status == DEAD:
-            how = procfs.how_it_ended(*self.engine.liveness_of(owner))
+            how = procfs.how_it_ended(*self.engine.flight.liveness_of(owner))
         text = f"rank {owner} {how} while it had {self.kind} {index} of a shared array"
         self.engine.report(RankFailed(text, rank=owner))
         return 0

@@ -1100,7 +1100,7 @@ cdef class Comm(Messages):
     # Abort if no rank has. Return a set with the rank that a Timeout names, else an empty set.
     cdef object lost(self):
         cdef object named = None
-        if self.engine.abort_report() is None:
+        if self.engine.flight.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
         try:
             self.engine.raise_over()
@@ -1165,7 +1165,7 @@ cdef class Comm(Messages):
 
     cdef int leave_others(self) except -1:
         if self.internode is not None:   # last: it may wait, and a signal may interrupt it
-            self.internode.close(self.engine.timeout_s if self.engine.abort_report() is None else 0.0)
+            self.internode.close(self.engine.timeout_s if self.engine.flight.abort_report() is None else 0.0)
         return 0
 
     cdef int close_descriptor(self) except -1:
@@ -1189,7 +1189,7 @@ cdef class Comm(Messages):
     def __exit__(self, kind, error, traceback):
         leaves_in_order = error is None or (kind is SystemExit and not error.code)
         try:
-            if not leaves_in_order and self.engine.closed_because is None and self.engine.abort_report() is None:
+            if not leaves_in_order and self.engine.closed_because is None and self.engine.flight.abort_report() is None:
                 # The other ranks must not wait for a rank that left during a call.
                 self.engine.end_by(error, True, True)
         finally:

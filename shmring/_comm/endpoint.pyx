@@ -539,7 +539,7 @@ cdef class Endpoint(FusedCollectives):
     cdef str cause_of_death(self, int rank):
         cdef Peer *p = &self.matching.peer[rank]
         if p.channel == NULL:
-            return procfs.how_it_ended(*self.engine.liveness_of(p.lane))
+            return procfs.how_it_ended(*self.engine.flight.liveness_of(p.lane))
         if p.channel.error != 0:
             return os.strerror(p.channel.error)
         return failures.CONNECTION_ENDED

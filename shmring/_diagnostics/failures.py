@@ -38,7 +38,11 @@ def late_in_the_end(engine: Engine, awaited: int) -> int:
         followed.add(rank)
         wait = describe.wait_of(engine.flight.sight_of(rank))
         # The message that a stopped rank waited for may have arrived, so the stopped rank is the late one.
-        if wait is None or wait["awaited"] is None or procfs.state(*engine.liveness_of(rank)) == "stopped":
+        if (
+            wait is None
+            or wait["awaited"] is None
+            or procfs.state(*engine.flight.liveness_of(rank)) == "stopped"
+        ):
             return rank
         rank = wait["awaited"]
     return awaited if rank in followed else rank
@@ -68,11 +72,11 @@ def describe_doing(engine: Engine, rank: int) -> str:
     if number <= 0:
         did = "it has called nothing yet"
     else:
-        did = f"its last call was {describe_call(engine.record_of(rank, last))} #{number}"
+        did = f"its last call was {describe_call(engine.flight.record_of(rank, last))} #{number}"
     wait = describe.wait_of(engine.flight.sight_of(rank))
     if wait is not None and wait["where"] != "call":
         did += f"; it waits in {wait['where']} for {describe.awaited(wait, engine.name_of)}"
-    return f"{did}; it is {procfs.state(*engine.liveness_of(rank))}"
+    return f"{did}; it is {procfs.state(*engine.flight.liveness_of(rank))}"
 
 
 def describe_unreadable(rank: int, error: int) -> str:
@@ -105,7 +109,7 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
 
     beside: the calling thread may not be that of the collectives. This function may be called again.
     """
-    error = _error_of(engine, engine.abort_report())
+    error = _error_of(engine, engine.flight.abort_report())
     error.attach_snapshot(_see(engine))
     engine.notify_others(error)
     if (warning := engine.end_sharing(beside=beside)) is not None:
@@ -121,7 +125,7 @@ def rehearse(engine: Engine) -> None:
     global _has_rehearsed
     if not _has_rehearsed:
         _has_rehearsed = True
-        engine.abort_report()
+        engine.flight.abort_report()
         procfs.how_it_ended(os.getppid(), -1)  # no such process: only warms up the lookup
         _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).attach_snapshot(_see(engine))
 
@@ -174,7 +178,7 @@ def _mismatch(
     is_own = engine.number_of(seq) == number  # with several hosts, this rank may not have reached that call
     called = {
         engine.world_rank(rank): describe_call(
-            engine.own_call(seq) if rank == engine.rank and is_own else engine.record_of(rank, seq)
+            engine.own_call(seq) if rank == engine.rank and is_own else engine.flight.record_of(rank, seq)
         )
         for rank in range(engine.size)
     }

@@ -41,7 +41,7 @@ def _what_it_does(engine: Engine, rank: int) -> str:
     where, last = describe.place_of(sight, engine.name_of), sight.record
 
     def still() -> bool:  # the waiting call is blocked meanwhile and polls nothing
-        is_over = engine.abort_report() is not None or any(map(engine.has_gone, range(engine.size)))
+        is_over = engine.flight.abort_report() is not None or any(map(engine.has_gone, range(engine.size)))
         return not is_over and engine.flight.last_of(rank) == last
 
     answer = stacks.ask(engine.flight, [rank], still=still)[rank]

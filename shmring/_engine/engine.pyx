@@ -281,7 +281,7 @@ cdef class Engine(State):
                 self.await_better_report(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
-            self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.liveness_of(culprit)))
+            self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.flight.liveness_of(culprit)))
         elif status == LEFT:
             self.give_up(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
         elif status == UNREADABLE:
@@ -739,7 +739,7 @@ cdef class Engine(State):
         check_liveness(g)
         for rank in range(g.size):
             if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness):
-                self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.liveness_of(rank)))
+                self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.flight.liveness_of(rank)))
                 self.raise_over()
         for rank in range(self.world_size if g.inter != NULL else 0):
             if (inter_of(g).conn[rank] != NULL and self.notifications.has_ended(rank)

@@ -343,19 +343,11 @@ cdef class State:
         memcpy(report.reason, <const char *> text, len(text))
         return report
 
-    def abort_report(self):
-        """Return the report of the rank that aborted first, as `Flight.abort_report`; None if no rank has."""
-        return self.flight.abort_report()
-
-    def record_of(self, int rank, seq):
-        """Return the call `seq` of a rank; None if it has not made it or the record is overwritten."""
-        return self.flight.record_of(rank, seq)
-
     def own_call(self, seq):
-        """As record_of, for this rank; also for a call over several hosts that has no local step yet."""
+        """As Flight.record_of, for this rank; also for a call over several hosts that has no local step yet."""
         cdef InterNode *inter = inter_of(&self.g)
         if inter == NULL or inter.fingerprint == 0:
-            return self.record_of(self.g.rank, seq)
+            return self.flight.record_of(self.g.rank, seq)
         return described(inter.fingerprint, inter.count)
 
     def last_seq_of(self, int rank):
@@ -405,10 +397,6 @@ cdef class State:
                     hidden.append(rank)
         g.checks_liveness = bool(unwatched) and not hidden
         return unwatched, hidden
-
-    def liveness_of(self, int rank):
-        """Return (pid, start time) of a rank, as the rank wrote them when it joined."""
-        return self.flight.liveness_of(rank)
 
     def message_rings(self):
         """Return (bytes of a message ring, first sequence number), as rank 0 of the host has set them."""
