@@ -11,9 +11,10 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Memory
 from .._core.group cimport (
-    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, GROW, SCATTER_V, SHARE, SPLIT,
+    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, GROW, SCATTER_V, SHARE, SPLIT, Group,
 )
 from .._core.kernels cimport SR_SUM
+from .._core.segment cimport sr_layout_ring_offset
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._engine.engine cimport Engine
 from .objects cimport Slots, as_array, bytes_room, fits_in_slot, frame_in, nbytes_in, pack, unpack
@@ -1212,9 +1213,10 @@ cdef class Comm(Messages):
 
     cdef int allocate_staging(self) except -1:
         """Allocate the pages of this rank's staging buffer before it is first touched."""
+        cdef const Group *g = &self.engine.g
         if self.engine.closed_because is not None:
             return 0   # drive raises Closed
-        offset, nbytes = self.engine.own_ring()
+        offset, nbytes = sr_layout_ring_offset(g.size, g.ring_nbytes, g.rank), g.ring_nbytes
         try:
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
             self.segment.populate(offset, nbytes)

@@ -103,7 +103,7 @@ cdef class Endpoint(FusedCollectives):
             if self.matching.peer == NULL:
                 self.open_messages()
             if self.matching.channels != NULL and sr_flag_load(&self.matching.channels.aborted_by) != 0:
-                self.poll_abort()
+                self.engine.poll_abort(None, beside=True)
         except BaseException:
             self.is_messaging = False
             raise
@@ -291,7 +291,7 @@ cdef class Endpoint(FusedCollectives):
             if self.matching.peer[message.peer].channel != NULL:
                 # Poll here: a send that fits into the socket does not wait, so it polls nowhere else.
                 if sr_channels_poll_abort(self.matching.channels):
-                    self.poll_abort()
+                    self.engine.poll_abort(None, beside=True)
             else:
                 if not self.matching.peer[message.peer].out_open:
                     self.open_ring_to(message.peer)
@@ -484,7 +484,7 @@ cdef class Endpoint(FusedCollectives):
                 except BaseException:
                     end_wait(self.matching.g, SR_WAIT_MESSAGE)
                     raise
-                self.poll_abort()
+                self.engine.poll_abort(None, beside=True)
             elif status != BLOCKED:
                 self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
             with nogil:
@@ -506,11 +506,6 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     # -- errors --
-
-    # End the communicator if a rank of another host has ended it.
-    cdef int poll_abort(self) except -1:
-        self.engine.poll_abort(None, True)
-        return 0
 
     # Return the engine's number of a rank: the engine counts the ranks of this host first.
     cdef int engine_number(self, int rank) noexcept:

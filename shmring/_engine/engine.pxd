@@ -57,4 +57,3 @@ cdef class Engine(State):
     cdef int end_issued(self) except -1
     cdef int finish_issued(self) except -1
     cdef int check_open(self) except -1
-    cdef int check_usable(self) except -1

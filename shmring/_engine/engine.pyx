@@ -24,8 +24,8 @@ from .._core.kernels cimport SR_BOR, SR_MIN, SR_SUM, SR_U8, sr_float_env, sr_flo
 from .._core.segment cimport (
     SR_ABORTED, SR_BEFORE_RELEASE, SR_CHECKS, SR_CLOSED, SR_COMPLETE, SR_FAULT, SR_JOINED, SR_MISMATCHED, SR_NO_ABORT,
     SR_PAYLOAD_NBYTES, SR_RAISED, SR_RANK_FAILED, SR_REASON_NBYTES, SR_REMOTE_ABORT, SR_TIMED_OUT, sr_event_signal,
-    sr_flag_load, sr_flag_set, sr_flag_take, sr_layout_ring_offset, sr_liveness, sr_liveness_died,
-    sr_liveness_set_state, sr_liveness_task, sr_now_ns, sr_report, sr_single_copy, sr_yield,
+    sr_flag_load, sr_flag_set, sr_flag_take, sr_liveness, sr_liveness_died, sr_liveness_set_state,
+    sr_liveness_task, sr_now_ns, sr_report, sr_single_copy, sr_yield,
 )
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
@@ -190,12 +190,6 @@ cdef class Engine(State):
             raise Closed(self.closed_because, rank=self.g.rank)
         return 0
 
-    cdef int check_usable(self) except -1:
-        self.check_idle()
-        if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
-            self.raise_over()
-        return 0
-
     cdef int prepare_to_begin(self, Call *c) except -1:
         cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
         if self.closed_because is not None or self.busy or self.call_owner != 0 or is_over:
@@ -206,7 +200,7 @@ cdef class Engine(State):
                 c.seq = self.g.seq + 1
                 c.number = self.number_of(self.g.seq) + 1
                 record_call(&self.g, c, False)
-            self.check_usable()
+            self.check()
         self.nbegun += 1
         return 0
 
@@ -727,14 +721,16 @@ cdef class Engine(State):
         reap(self.queue)
 
     def check(self):
-        """Raise if the communicator is closed or has ended. Cold paths call this while they wait."""
-        self.check_usable()
+        """Raise if the communicator is closed or has ended, or if another thread is inside a call of it."""
+        self.check_idle()
+        if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
+            self.raise_over()
 
     def poll(self):
         """As `check`, and raise if a rank has died. For waits outside of any call."""
         cdef Group *g = &self.g
         cdef int rank
-        self.check_usable()
+        self.check()
         self.poll_abort(g.seq)
         check_liveness(g)
         for rank in range(g.size):
@@ -787,11 +783,6 @@ cdef class Engine(State):
     def announce_allocation(self, size_t nbytes, uint64_t signature, double timeout_s):
         """Collective: compare the size and the 32-bit signature of an allocation. Raise Mismatch if they differ."""
         self.call_tiny(ALLOCATE, SR_SUM, nbytes, NULL, 0, timeout_s, signature)
-
-    def own_ring(self):
-        """Return (offset in the segment, bytes) of this rank's staging buffer."""
-        cdef Group *g = &self.g
-        return sr_layout_ring_offset(g.size, g.header.ring_nbytes, g.rank), g.header.ring_nbytes
 
     def measure_distance(self):
         """Measure the core distance: flip a line between rank 0 and each other rank in turn. All ranks adopt it."""
