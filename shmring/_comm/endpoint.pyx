@@ -27,9 +27,9 @@ from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
-    deliver_briefly, deliver_patiently, deliver_to_self, discard_unexpected, has_moved, keep_unexpected, open_ring,
-    poll_messages, post_receive, post_send, receive_unexpected, stage_offers, status_of_peers, step_messages, withdraw,
-    withdraw_all,
+    complete, deliver_briefly, deliver_patiently, deliver_to_self, discard_unexpected, has_moved, keep_unexpected,
+    open_ring, poll_messages, post_receive, post_send, receive_unexpected, stage_offers, status_of_peers, step_messages,
+    withdraw, withdraw_all,
 )
 from .._p2p.messages cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, TO_BE_OFFERED, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait,
@@ -293,7 +293,7 @@ cdef class Endpoint(FusedCollectives):
                 if sr_channels_poll_abort(self.matching.channels):
                     self.engine.poll_abort(None, beside=True)
             else:
-                if not self.matching.peer[message.peer].out_open:
+                if self.matching.peer[message.peer].out.ring == NULL:
                     self.open_ring_to(message.peer)
                 self.plan_offer(message)
             if message.wants_receipt:
@@ -338,11 +338,7 @@ cdef class Endpoint(FusedCollectives):
             unexpected.sender = message
             message.state = UNMATCHED
             return 0
-        message.state = COMPLETE
-        if message.owner != NULL:
-            message.next = self.matching.completed
-            self.matching.completed = message
-            self.matching.npending -= 1
+        complete(&self.matching, message)
         return 0
 
     cdef int open_ring_to(self, int rank) except -1:

@@ -474,11 +474,6 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     record.outcome = SR_UNDER_WAY
 
 
-# Set the outcome of the call that was recorded last.
-cdef inline void record_outcome(Group *g, int outcome) noexcept nogil:
-    g.recorded.outcome = outcome
-
-
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
     c.seq = c.mismatch_seq = g.seq

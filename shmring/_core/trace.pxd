@@ -3,7 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from .group cimport Call, Group, record_outcome
+from .group cimport Call, Group
 from .segment cimport sr_record
 
 
@@ -55,6 +55,6 @@ cdef inline int step_call(Group *g, Call *c) noexcept nogil:
 
 # End the call that was recorded last.
 cdef inline void end_call(Group *g, int outcome) noexcept nogil:
-    record_outcome(g, outcome)
+    g.recorded.outcome = outcome
     if g.trace != NULL:
         end_traced(trace_of(g), g)

@@ -444,7 +444,7 @@ cdef void serve() noexcept nogil:
             continue
         memset(&waitset, 0, sizeof(waitset))
         if sr_waitset_enter(&waitset, &background.issued, issued + 1, &issued_event) and go_round(&waitset) == found:
-            sr_waitset_sleep(&waitset, sleep_ns_of(found))
+            sr_waitset_sleep(&waitset, IDLE_NS if found == IDLE else LONG_SLEEP_NS)
     sr_float_env_leave(env)
 
 
@@ -453,10 +453,6 @@ cdef bint blocked_long() noexcept nogil:
     if background.blocked_since_ns == 0:
         background.blocked_since_ns = now
     return now - background.blocked_since_ns > SPIN_NS
-
-
-cdef uint64_t sleep_ns_of(int found) noexcept nogil:
-    return IDLE_NS if found == IDLE else LONG_SLEEP_NS
 
 
 # No sleep ends by both connections and flags, so sleep on the connections, briefly at first, then longer.

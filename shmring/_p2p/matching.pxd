@@ -3,6 +3,7 @@ from .._engine.queue cimport Pollable
 from .messages cimport Matching, Message, UnexpectedMessage, Wait
 
 
+cdef void complete(Matching *m, Message *message) noexcept nogil
 cdef int step_messages(Matching *m) noexcept nogil
 cdef void post_send(Matching *m, Message *message) noexcept nogil
 cdef void post_receive(Matching *m, Message *message) noexcept nogil

@@ -610,13 +610,8 @@ cdef void open_ring(Matching *m, int receiver) noexcept nogil:
     cdef Peer *p = &m.peer[receiver]
     cdef sr_lane *lane = m.g.lane[p.lane]
     open_end(m, &p.out, m.g.rank, p.lane, p.lane)
-    format_ring(&p.out)
-    p.out_open = True
+    sr_ring_format(p.out.ring, p.out.position)
     sr_flag_mark(&lane.p2p_senders[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.p2p_event)
-
-
-cdef inline void format_ring(sr_ring_end *end) noexcept nogil:
-    sr_ring_format(end.ring, end.position)
 
 
 cdef inline void add_source(Matching *m, int rank) noexcept nogil:

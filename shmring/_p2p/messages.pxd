@@ -116,9 +116,8 @@ cdef enum Side:       # side of the source or destination of a message
 cdef struct Peer:
     int lane                 # local rank; -1: the peer is on another host, and
     sr_channel *channel      # ... this channel replaces the rings; NULL for a peer of this host
-    sr_ring_end out          # to the peer; open once out_open
+    sr_ring_end out          # to the peer; open unless out.ring is NULL
     sr_ring_end inward       # from the peer; open once the peer is among the sources
-    bint out_open
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
     # By class of length, see push_offer: number of slow offers in a row, of fast ones since one message measured the

@@ -112,12 +112,8 @@ cdef inline bint is_overdue(const Message *message) noexcept nogil:
 cdef inline void begin_copy(Matching *m, Peer *p, bint is_offered) noexcept nogil:
     p.reading = TO_BE_READ if is_offered else NO_OFFER
     p.copy_ns = 0
-    if not is_offered and is_timed(m, p):
+    if not is_offered and p.channel == NULL and p.incoming.nbytes >= m.g.tuning.single_copy_message_nbytes:
         p.copy_ns = sr_now_ns()
-
-
-cdef inline bint is_timed(Matching *m, Peer *p) noexcept nogil:
-    return p.incoming.nbytes >= m.g.tuning.single_copy_message_nbytes and p.channel == NULL
 
 
 # Note the speed of a message that has come through the ring. One message counts little: this rank may have been
