@@ -168,6 +168,8 @@ cdef struct Awaited:
 cdef struct Call:
     void (*enter)(Group *, Call *) noexcept nogil
     int (*step)(Group *, Call *) noexcept nogil
+    void (*start_across)(Group *, Call *) noexcept nogil   # over several hosts, see step_internode
+    int (*stage_across)(Group *, Call *) noexcept nogil
     # ---- the arguments; the first eight bytes are also those of a flight record ----
     uint8_t kind, dtype, op, algorithm, order
     uint8_t named                    # the kind of the call of which this one is a step; 0: of none

@@ -230,8 +230,7 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil
 cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil
 cdef void begin_local(Group *g, Call *c) noexcept nogil
 cdef int begin_barrier(Group *g, Call *c) noexcept nogil
-cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
-                        int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil
+cdef int step_internode(Group *g, Call *c) noexcept nogil
 cdef int finish_internode(Group *g, Call *c) noexcept nogil
 
 

@@ -310,23 +310,23 @@ cdef inline bint has_met(Group *g) noexcept nogil:
 
 # Publish the line of a call that is about to end with REMOTE_MISMATCH. The message that did not match may belong to a
 # later call than the one that differs; the other ranks of this host then see the difference in the line.
-cdef int show_call(Group *g, Call *c, int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
+cdef int show_call(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Awaited awaited = c.awaited
     cdef int status = PROGRESSED
     while status == PROGRESSED and not sr_flag_reached(&line_of(g, g.rank, inter.first_local).seq, inter.first_local):
-        status = step_local(g, c) if inter.runs_locally else stage(g, c)
+        status = step_local(g, c) if inter.runs_locally else c.stage_across(g, c)
     if status == MISMATCHED:
         return status
     c.awaited = awaited
     return REMOTE_MISMATCH
 
 
-# Advance a call over several hosts, and its connections. `start` begins the call once the previous call is confirmed.
-# `stage` does the next action of the schedule when no local step is in progress. Neither waits for another host before
-# the first local step has begun, so ranks of one host that make different calls always detect that in this step.
-cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexcept nogil,
-                        int (*stage)(Group *, Call *) noexcept nogil) noexcept nogil:
+# Advance a call over several hosts, and its connections. c.start_across begins the call once the previous call is
+# confirmed. c.stage_across does the next action of the schedule when no local step is in progress. Neither waits for
+# another host before the first local step has begun, so ranks of one host that make different calls always detect that
+# in this step.
+cdef int step_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int moved, status
     if not inter.has_started:
@@ -334,10 +334,10 @@ cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexce
         if status != DONE:
             return status
         inter.has_started = True
-        start(g, c)
+        c.start_across(g, c)
     moved = move(g, c)
     if moved != PROGRESSED and moved != BLOCKED:
-        return show_call(g, c, stage) if moved == REMOTE_MISMATCH and g.size > 1 else moved
+        return show_call(g, c) if moved == REMOTE_MISMATCH and g.size > 1 else moved
     if inter.runs_locally:
         status = step_local(g, c)
         if status == DONE:
@@ -347,7 +347,7 @@ cdef int step_internode(Group *g, Call *c, void (*start)(Group *, Call *) noexce
         if status == DONE:
             return PROGRESSED
     else:
-        status = stage(g, c)
+        status = c.stage_across(g, c)
         if inter.is_to_confirm and (status == BLOCKED or status == DONE) and has_met(g):
             moved = move(g, c)   # send data before the confirmation
             if moved != PROGRESSED and moved != BLOCKED:

@@ -17,7 +17,10 @@ from .context cimport (
     call_number, confirm, finish_internode, fragment_at, host_of_group, inter_of, lay_out, new_local, nfragments,
     rank_at, receive_from, send_to, step_internode,
 )
-from .reductions cimport fragment_count_of, gather_fragment, slice_at, step_large, step_reduce_scatter, step_small
+from .reductions cimport (
+    fragment_count_of, gather_fragment, slice_at, stage_large, stage_reduce_scatter, stage_small, start_large,
+    start_reduce_scatter, start_small,
+)
 
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------
@@ -158,10 +161,6 @@ cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = c.nbytes if c.taken == NULL else c.taken[inter.rank].nbytes
     if nbytes > 0 and piece_from(c, inter.rank) != piece_for(c, inter.rank):
         memmove(piece_from(c, inter.rank), piece_for(c, inter.rank), nbytes)
-
-
-cdef int step_pairwise(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_pairwise, stage_pairwise)
 
 
 # ---- all_gather, scan, exscan: each piece goes to every host -------------------------------------------------------
@@ -310,10 +309,6 @@ cdef void fold_part(Group *g, Call *c, int number) noexcept nogil:
         g.kernels.fold[c.dtype][c.op](g.target, 1, 0, inter.by_rank, nsources, count, <uint32_t> nsources)
 
 
-cdef int step_all_gather(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_all_gather, stage_all_gather)
-
-
 # ---- broadcast -----------------------------------------------------------------------------------------------------
 
 # A small message goes from the root to one rank of each host. A large one goes in fragments along a chain of hosts:
@@ -428,14 +423,6 @@ cdef void exchange_slice(Group *g, Call *c, int number, int host, bint receives)
             send_to(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
 
 
-cdef int step_small_broadcast(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_broadcast, stage_small_broadcast)
-
-
-cdef int step_large_broadcast(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_broadcast, stage_large_broadcast)
-
-
 # ---- refused calls -------------------------------------------------------------------------------------------------
 
 # A refused call is confirmed to other hosts at once: this rank does not wait for the other ranks of its host.
@@ -472,16 +459,17 @@ cdef void choose_algorithm(Group *g, Call *c) noexcept nogil:
     if inter == NULL:
         choose_pipeline(g, c)
         return
-    c.enter = begin_internode
+    c.enter, c.step = begin_internode, step_internode
     if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
-        c.step = step_pairwise
+        c.start_across, c.stage_across = start_pairwise, stage_pairwise
     elif c.kind == ALL_GATHER or is_scan(c):
-        c.step = step_all_gather
+        c.start_across, c.stage_across = start_all_gather, stage_all_gather
     elif c.kind == BROADCAST:
-        c.step = step_small_broadcast if c.nbytes <= inter.small_nbytes else step_large_broadcast
+        c.start_across = start_broadcast
+        c.stage_across = stage_small_broadcast if c.nbytes <= inter.small_nbytes else stage_large_broadcast
     elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
-        c.step = step_reduce_scatter
+        c.start_across, c.stage_across = start_reduce_scatter, stage_reduce_scatter
     elif c.nbytes <= inter.small_nbytes:
-        c.step = step_small
+        c.start_across, c.stage_across = start_small, stage_small
     else:
-        c.step = step_large
+        c.start_across, c.stage_across = start_large, stage_large

@@ -17,7 +17,7 @@ from .context cimport (
     blocked_on_conns, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts, fold_some,
     fragment_at, have_room, host_of_group, inter_of, is_partial_itself, is_wanted_on, lay_out, nbytes_on_wire,
     new_local, new_reduction, nfragments, place_of, rank_at, receive_from, receive_partial, result_nbytes,
-    send_partial, send_to, step_internode, summands,
+    send_partial, send_to, summands,
 )
 
 
@@ -51,10 +51,6 @@ cdef void start_small(Group *g, Call *c) noexcept nogil:
         step.x = summands(g, c, c.x, c.count, inter.scratch)
         step.out = inter.room
     begin_local(g, c)
-
-
-cdef int step_small(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_small, stage_small)
 
 
 cdef int stage_small(Group *g, Call *c) noexcept nogil:
@@ -260,10 +256,6 @@ cdef inline int own_group(const InterNode *inter) noexcept nogil:
 # Return this host's place in its group.
 cdef inline int own_place(const InterNode *inter) noexcept nogil:
     return inter.host % inter.per_group
-
-
-cdef int step_large(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_large, stage_large)
 
 
 cdef inline void next_stage(InterNode *inter) noexcept nogil:
@@ -703,7 +695,3 @@ cdef void begin_group(Group *g, Call *c, int host, int first, unsigned char *par
         step.given = inter.given
     step.out = partial
     begin_local(g, c)
-
-
-cdef int step_reduce_scatter(Group *g, Call *c) noexcept nogil:
-    return step_internode(g, c, start_reduce_scatter, stage_reduce_scatter)
