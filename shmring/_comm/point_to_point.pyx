@@ -188,10 +188,8 @@ cdef class Messages(Endpoint):
         matched : bool
             True: return once `dest` has matched the message with a receive, which need not be complete; a probe does
             not match it. So the sender knows that `dest` has asked for it.
-        context : int
-            0, or 1 for the messages of a library; see `Comm`.
-        timeout : float, optional
-            Seconds; see `Comm`.
+        context, timeout
+            See `Comm`.
 
         Raises
         ------
@@ -233,10 +231,8 @@ cdef class Messages(Endpoint):
             their values.
         source, tag : int
             Those of the message, or `ANY_SOURCE`, `ANY_TAG`.
-        context : int
-            0, or 1 for the messages of a library; see `Comm`.
-        timeout : float, optional
-            Seconds; see `Comm`.
+        context, timeout
+            See `Comm`.
 
         Returns
         -------
@@ -283,10 +279,8 @@ cdef class Messages(Endpoint):
             As in `recv`, disjoint from x.
         source, sendtag, recvtag : int
             As in `send` and `recv`.
-        context : int
-            0, or 1 for the messages of a library; see `Comm`.
-        timeout : float, optional
-            Seconds; see `Comm`.
+        context, timeout
+            See `Comm`.
 
         Returns
         -------
@@ -395,10 +389,8 @@ cdef class Messages(Endpoint):
         ----------
         source, tag : int
             As in `recv`.
-        context : int
-            0, or 1 for the messages of a library; see `Comm`.
-        timeout : float, optional
-            Seconds; see `Comm`.
+        context, timeout
+            See `Comm`.
 
         Returns
         -------
@@ -471,10 +463,8 @@ cdef class Messages(Endpoint):
         ----------
         source, tag : int
             As in `recv`.
-        context : int
-            0, or 1 for the messages of a library; see `Comm`.
-        timeout : float, optional
-            Seconds; see `Comm`.
+        context, timeout
+            See `Comm`.
 
         Returns
         -------
@@ -586,10 +576,8 @@ cdef class Messages(Endpoint):
             As in `recv`.
         with_status : bool
             True: return (copy, `Status`).
-        context : int
-            0, or 1 for the messages of a library; see `Comm`.
-        timeout : float, optional
-            Seconds; see `Comm`.
+        context, timeout
+            See `Comm`.
 
         Returns
         -------
