@@ -411,7 +411,7 @@ cdef class Engine(State):
         elif status == REMOTE_MISMATCH:
             text = failures.describe_remote_mismatch(self, rank, *mismatched_calls(self))
             self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, text)
-        elif self.notifications.has_left(rank):
+        elif self.notifications.channels.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
         else:
             cause = os.strerror(c.error) if c.error else failures.CONNECTION_ENDED
@@ -738,8 +738,8 @@ cdef class Engine(State):
                 self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.flight.liveness_of(rank)))
                 self.raise_over()
         for rank in range(self.world_size if g.inter != NULL else 0):
-            if (inter_of(g).conn[rank] != NULL and self.notifications.has_ended(rank)
-                    and not self.notifications.has_left(rank)):
+            if (inter_of(g).conn[rank] != NULL and self.notifications.channels.has_ended(rank)
+                    and not self.notifications.channels.has_left(rank)):
                 self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
                 self.raise_over()
 

@@ -465,14 +465,14 @@ cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
     rank = notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
     if rank is None:
         return None
-    return rank, described(inter.fingerprint, inter.count), described(*notifications.call_of(rank)[1:])
+    return rank, described(inter.fingerprint, inter.count), described(*notifications.channels.call_of(rank)[1:])
 
 
 # Return (number, call) of the call that the last data or notification from a rank belongs to; None if nothing came.
 cdef tuple last_call_of(State state, int rank, object notifications):
     cdef InterNode *inter = inter_of(&state.g)
     cdef sr_conn *conn = inter.conn[rank]
-    last = notifications.call_of(rank)
+    last = notifications.channels.call_of(rank)
     if conn.nreceived > 0 and (last is None or call_number(inter, last[0]) < call_number(inter, conn.arriving.seq)):
         last = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
     return None if last is None else (call_number(inter, last[0]), described(*last[1:]))
@@ -500,7 +500,7 @@ cdef int most_suspect(State state, Call *c, object notifications) except -1:
 # True if the last thing received from a rank is the notification that it waits.
 cdef bint is_waiting(InterNode *inter, int rank, object notifications):
     cdef sr_conn *conn = inter.conn[rank]
-    last = notifications.call_of(rank)
+    last = notifications.channels.call_of(rank)
     if last is None or conn.nreceived == 0:
         return last is not None
     return call_number(inter, conn.arriving.seq) <= call_number(inter, last[0])

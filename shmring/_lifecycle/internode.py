@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Invitation = tuple[str, str]  # a world's id and address
 
 _VIEW_S = 1.0  # limit for the last view to reach the other survivors
+_LAST_S = 1.0  # limit for unsent notifications when a rank leaves
 
 
 class InterNodeLinks:
@@ -36,7 +37,6 @@ class InterNodeLinks:
         self._key = key
         try:
             self._channels = channels = Channels(mesh.control, *engine.message_rings())
-            self._notifications = Notifications(mesh.control, channels)
             self._conns = InterNodeConns(
                 rank=place.rank,
                 hosts=place.ranks_of_host,
@@ -46,7 +46,7 @@ class InterNodeLinks:
             )
         except OSError as error:
             raise explain(error, "watching the connections to other hosts") from error
-        engine.attach_hosts(self._conns, self._notifications)
+        engine.attach_hosts(self._conns, Notifications(mesh.control, channels))
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
         """Collective: use rank 0's slice size for transfers; 0: the tuned size."""
@@ -100,11 +100,11 @@ class InterNodeLinks:
             self._channels.deliver(within_s, framed_socket.CUT_S)
         finally:
             self._conns.close()
-            self._notifications.close()
+            self._channels.close(_LAST_S)
             self._mesh.close()
 
     def disown(self) -> None:
         """Close the inherited descriptors in a forked child, and notify no rank."""
         self._conns.close()
-        self._notifications.disown()
+        self._channels.disown()
         self._mesh.close()

@@ -17,7 +17,6 @@ from ..errors import Error
 from .channels import LEAVING, MOST_NBYTES, OVER, Channels
 
 _SENT_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
-_LAST_S = 1.0  # limit for unsent notifications when a rank leaves
 
 
 class Notifications:
@@ -25,7 +24,7 @@ class Notifications:
 
     def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
-        self._channels = channels
+        self.channels = channels
         self._has_notified = False
         self._notified_call: int | None = None
         self.error: Error | None = None  # the first error received
@@ -34,16 +33,16 @@ class Notifications:
         """Notify all reachable ranks, once, that the communicator aborted, and why."""
         if self._has_notified:
             return
-        self._channels.notify(OVER, _pack(error))
+        self.channels.notify(OVER, _pack(error))
         self._has_notified = True  # set last: after an exception, this is called again
 
     def leave(self) -> None:
         """Notify all other ranks that this rank closes the communicator."""
-        self._channels.notify(LEAVING, b"")
+        self.channels.notify(LEAVING, b"")
 
     def poll(self) -> Error | None:
         """Return the error that another rank has sent, or None."""
-        reason = self._channels.abort_reason() if self.error is None else None
+        reason = self.channels.abort_reason() if self.error is None else None
         if reason is not None:
             self.error = _error_in(reason[1], reason[0])
         return self.error
@@ -56,41 +55,21 @@ class Notifications:
         """
         if self._notified_call != seq:
             self._notified_call = seq
-            self._channels.notify_call(seq, fingerprint, count)
-        return self._channels.other_call(seq, fingerprint)
-
-    def call_of(self, rank: int) -> tuple[int, int, int] | None:
-        """Return (seq, fingerprint, count) of the collective that a rank last reported to wait in."""
-        return self._channels.call_of(rank)
+            self.channels.notify_call(seq, fingerprint, count)
+        return self.channels.other_call(seq, fingerprint)
 
     def await_abort(self, rank: int | None, within_s: float) -> Error | None:
         """Wait for an error from any rank, and return it. Stop waiting when the connection of `rank` ends."""
         deadline = time.monotonic() + within_s
         while self.poll() is None and time.monotonic() < deadline:
-            if rank is not None and self._channels.has_ended(rank):
+            if rank is not None and self.channels.has_ended(rank):
                 return self.poll()
-            self._channels.await_news(min(0.02, within_s))
+            self.channels.await_news(min(0.02, within_s))
         return self.error
-
-    def has_left(self, rank: int) -> bool:
-        """True if a rank has notified that it closes the communicator."""
-        return self._channels.has_left(rank)
-
-    def has_ended(self, rank: int) -> bool:
-        """True if `poll` has seen the end of a rank's connection."""
-        return self._channels.has_ended(rank)
 
     def address_of(self, rank: int) -> str:
         """Return the network address of a rank."""
         return self._addresses.get(rank, "another host")
-
-    def close(self) -> None:
-        """Stop once all sent notifications are on their way."""
-        self._channels.close(_LAST_S)
-
-    def disown(self) -> None:
-        """Close the inherited descriptors in a forked child."""
-        self._channels.disown()
 
 
 def _address_of(sock: socket.socket) -> str:
