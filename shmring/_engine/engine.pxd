@@ -16,7 +16,7 @@ cdef class Engine(State):
     cdef uint64_t linger_ns               # time for which an issued call waits in the foreground
     cdef ParkedThread parked
     cdef readonly Stalls stalls           # logs warnings about calls that take long
-    cdef object conns, notifications      # if there are several hosts, else None
+    cdef object conns                     # if there are several hosts, else None
     cdef unsigned long thread             # the thread that made it, which usually calls the collectives
     cdef uint64_t nbegun                  # number of calls that this rank has begun, issued or refused
     cdef uint64_t nbegun_before           # nbegun at the start of the current call of several steps

@@ -271,7 +271,7 @@ cdef class Engine(State):
             self.give_up(SR_MISMATCHED, culprit, c.mismatch_seq, "")
         elif status == LATE:
             if g.inter != NULL:
-                culprit = failures.late_in_the_end(self, most_suspect(self, c, self.notifications))
+                culprit = failures.late_in_the_end(self, most_suspect(self, c))
                 self.await_better_report(c, culprit)
             self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
@@ -404,7 +404,7 @@ cdef class Engine(State):
     cdef int raise_remote(self, Call *c, int status) except -1:
         cdef int rank
         if status == REMOTE_MISMATCH:
-            await_same_call(self, c, self.notifications)
+            await_same_call(self, c)
         rank = self.world_rank(c.awaited.rank)
         if self.notifications.await_abort(rank, NOTIFIED_S if status == LOST else 0.0) is not None:
             self.poll_abort(c.seq)
@@ -427,7 +427,7 @@ cdef class Engine(State):
 
     # Raise Mismatch if a rank of another host waits in a different call.
     cdef int compare_calls(self, Call *c) except -1:
-        found = find_remote_mismatch(self, c, self.notifications)
+        found = find_remote_mismatch(self, c)
         if found is not None:
             text = failures.describe_remote_mismatch(self, *found, None)
             self.give_up(SR_MISMATCHED, remote(&self.g, found[0]), c.seq, text)
@@ -436,7 +436,7 @@ cdef class Engine(State):
 
     def remote_call(self, int rank):
         """Return (number, call) of the last call that a rank of another host is known to have made, or None."""
-        return last_call_of(self, rank - self.g.size, self.notifications)
+        return last_call_of(self, rank - self.g.size)
 
     # Wait for the report of a rank that knows more about the late call. A rank that waits for a waiting rank would
     # blame the wrong one, so it delays its report. Ranks that wait for a local rank which has not entered the call

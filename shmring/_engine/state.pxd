@@ -25,17 +25,18 @@ cdef class State:
     cdef unsigned long call_owner         # the thread inside a call of several steps; 0: none is
     cdef object segment                   # keeps the mapping alive
     cdef readonly Flight flight           # reads the records of all ranks, for errors
+    cdef object notifications             # of ranks of other hosts; None if there is one host
 
     cdef bint may_call(self) noexcept
     cdef sr_report report_of(self, object seq, str reason, str op)
     cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept
 
 
-cdef int await_same_call(State state, Call *c, object notifications) except -1
+cdef int await_same_call(State state, Call *c) except -1
 cdef tuple mismatched_calls(State state)
-cdef tuple find_remote_mismatch(State state, Call *c, object notifications)
-cdef tuple last_call_of(State state, int rank, object notifications)
-cdef int most_suspect(State state, Call *c, object notifications) except -1
+cdef tuple find_remote_mismatch(State state, Call *c)
+cdef tuple last_call_of(State state, int rank)
+cdef int most_suspect(State state, Call *c) except -1
 
 
 cdef class Stalls:

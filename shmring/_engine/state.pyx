@@ -436,11 +436,11 @@ cdef dict chosen_paths(const Group *g):
 
 # Wait for the call that differs, after a mismatch with a rank that is in a later call already. Its host soon confirms
 # the call that it made in place of this one, or a notification gives the reason why the communicator has ended.
-cdef int await_same_call(State state, Call *c, object notifications) except -1:
+cdef int await_same_call(State state, Call *c) except -1:
     cdef InterNode *inter = inter_of(&state.g)
     cdef uint64_t until_ns = sr_now_ns() + SAME_CALL_NS
     while inter.theirs.seq != inter.ours.seq and sr_now_ns() < until_ns:
-        if notifications.poll() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
+        if state.notifications.poll() is not None or sr_flag_load(&state.g.header.abort) != SR_NO_ABORT:
             return 0
         if examine_confirmations(&state.g, c) != REMOTE_MISMATCH:
             time.sleep(0.001)
@@ -458,21 +458,21 @@ cdef tuple mismatched_calls(State state):
 
 # Return (rank, this rank's call, its call) for a rank of another host that waits in a different call, once this call
 # has waited for ASK_NS. Return None if no such rank is known.
-cdef tuple find_remote_mismatch(State state, Call *c, object notifications):
+cdef tuple find_remote_mismatch(State state, Call *c):
     cdef InterNode *inter = inter_of(&state.g)
     if inter == NULL or inter.fingerprint == 0 or sr_now_ns() - c.wait_begin_ns < min(ASK_NS, c.timeout_ns // 2):
         return None
-    rank = notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
+    rank = state.notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
     if rank is None:
         return None
-    return rank, described(inter.fingerprint, inter.count), described(*notifications.channels.call_of(rank)[1:])
+    return rank, described(inter.fingerprint, inter.count), described(*state.notifications.channels.call_of(rank)[1:])
 
 
 # Return (number, call) of the call that the last data or notification from a rank belongs to; None if nothing came.
-cdef tuple last_call_of(State state, int rank, object notifications):
+cdef tuple last_call_of(State state, int rank):
     cdef InterNode *inter = inter_of(&state.g)
     cdef sr_conn *conn = inter.conn[rank]
-    last = notifications.channels.call_of(rank)
+    last = state.notifications.channels.call_of(rank)
     if conn.nreceived > 0 and (last is None or call_number(inter, last[0]) < call_number(inter, conn.arriving.seq)):
         last = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
     return None if last is None else (call_number(inter, last[0]), described(*last[1:]))
@@ -480,27 +480,27 @@ cdef tuple last_call_of(State state, int rank, object notifications):
 
 # Return the rank of another host to blame for a late call. The rank with the most outstanding messages may wait itself,
 # and has then sent a notification of its wait. A rank without such a notification is more suspect.
-cdef int most_suspect(State state, Call *c, object notifications) except -1:
+cdef int most_suspect(State state, Call *c) except -1:
     cdef Group *g = &state.g
     cdef InterNode *inter = inter_of(g)
     cdef sr_conn *conn
     cdef int at, rank, culprit = c.awaited.rank
     cdef int64_t awaited, most = -1
-    if culprit < g.size or inter.conn[culprit - g.size] == NULL or not is_waiting(inter, culprit - g.size,
-                                                                                  notifications):
+    if culprit < g.size or inter.conn[culprit - g.size] == NULL or not is_waiting(state, culprit - g.size):
         return culprit
     for at in range(inter.nbusy):
         conn = &inter.conns[inter.busy[at]]
         rank, awaited = rank_at_end_of(inter, conn), sr_conn_length(&conn.in_)
-        if awaited > most and not is_waiting(inter, rank, notifications):
+        if awaited > most and not is_waiting(state, rank):
             culprit, most = remote(g, rank), awaited
     return culprit
 
 
 # True if the last thing received from a rank is the notification that it waits.
-cdef bint is_waiting(InterNode *inter, int rank, object notifications):
+cdef bint is_waiting(State state, int rank):
+    cdef InterNode *inter = inter_of(&state.g)
     cdef sr_conn *conn = inter.conn[rank]
-    last = notifications.channels.call_of(rank)
+    last = state.notifications.channels.call_of(rank)
     if last is None or conn.nreceived == 0:
         return last is not None
     return call_number(inter, conn.arriving.seq) <= call_number(inter, last[0])
