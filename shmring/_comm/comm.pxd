@@ -20,7 +20,6 @@ cdef class Comm(Messages):
     cdef object lost(self)
     cdef int descend_from(self, Comm parent) except -1
     cdef int leave_others(self) except -1
-    cdef object begin_trace(self, object path, bint is_automatic)
     cdef object traced_alike(self, Comm group)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

@@ -211,8 +211,8 @@ class Comm(Messages):
 
     def _group_of_callers(self, ranks: tuple[int, ...], secret: bytes, share: Callable[[Any], Any]) -> Comm:
         """Return a communicator of some ranks, which alone call this. For libraries."""
-    def _trace_automatically(self, path: str) -> None:
-        """Begin the trace that SHMRING_TRACE requests. A call of `trace` replaces it."""
+    def _begin_trace(self, path: str, is_automatic: bool = False) -> Trace:
+        """Begin a trace. is_automatic: SHMRING_TRACE requests it, and a call of `trace` replaces it."""
     def abort(self, reason: str) -> None:
         """End the communicator: the current or next call of every rank raises `Aborted` with this reason.
         Local.

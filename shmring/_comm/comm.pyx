@@ -902,13 +902,10 @@ cdef class Comm(Messages):
         """
         if self.tracer is not None and self.tracer.is_automatic:   # an explicit trace replaces it
             self.tracer.stop_quietly()
-        return self.begin_trace(path, False)
+        return self._begin_trace(path)
 
-    def _trace_automatically(self, path):
-        """Begin the trace that SHMRING_TRACE requests. A call of `trace` replaces it."""
-        self.begin_trace(path, True)
-
-    cdef object begin_trace(self, object path, bint is_automatic):
+    def _begin_trace(self, path, bint is_automatic=False):
+        """Begin a trace. is_automatic: SHMRING_TRACE requests it, and a call of `trace` replaces it."""
         from . import trace_file   # imported on demand: it takes some ms
 
         self.tracer = trace_file.Trace(self.engine, path, trace_file.Origin(*self.origin), ranks=self.world_ranks,
@@ -919,7 +916,7 @@ cdef class Comm(Messages):
     cdef object traced_alike(self, Comm group):
         if self.tracer is not None and self.tracer.is_running:
             try:
-                group._trace_automatically(self.tracer.asked_path)
+                group._begin_trace(self.tracer.asked_path, is_automatic=True)
                 self.tracer.groups.add(group.tracer)
             except (MemoryError, OSError) as error:   # the group itself is usable
                 self.tracer.report_untraced(error)

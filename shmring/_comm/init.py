@@ -102,7 +102,7 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: 
 
 def _trace(comm: Comm, path: str) -> None:
     try:
-        comm._trace_automatically(path)
+        comm._begin_trace(path, is_automatic=True)
     except OSError as error:
         comm.close()
         raise Error(
