@@ -92,7 +92,7 @@ cdef class _Pointers:
             PyBuffer_Release(&self.views[i])
 
 
-def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, stream: int = 0, loops: int = 1) -> float:
+def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, stream: int = 0, long loops=1) -> float:
     """Run dsts[d] = srcs[0] op srcs[1] ... for every d, `loops` times. Return the seconds it took."""
     cdef const sr_kernels *kernels = _find(isa)
     cdef int d = list(dtypes()).index(dtype)
@@ -106,22 +106,17 @@ def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, strea
         raise ValueError("buffers of different sizes")
     cdef size_t count = dst.nbytes() // sr_dtype_nbytes[d]
     cdef uint32_t by = divisor, mask = stream
-    cdef long left = loops
-    cdef double start
-    with nogil:
-        start = _now()
-        while left > 0:
-            function(dst.at, dst.count, mask, <const void **> src.at, src.count, count, by)
-            left -= 1
-        start = _now() - start
-    return start
+    cdef double begin = _now()
+    for _ in range(loops):
+        function(dst.at, dst.count, mask, <const void **> src.at, src.count, count, by)
+    return _now() - begin
 
 
 cdef void _memcpy(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept nogil:
     memcpy(dst, src, nbytes)
 
 
-def copy(dsts, srcs, isa: str = "", stream: int = 0, loops: int = 1) -> float:
+def copy(dsts, srcs, isa: str = "", stream: int = 0, long loops=1) -> float:
     """Run dsts[i] = srcs[i] for every i, `loops` times. Return the seconds. isa="memcpy": the C library's function."""
     cdef sr_copy_fn *function = _memcpy if isa == "memcpy" else _find(isa).copy
     cdef _Pointers to = _Pointers(dsts, True)
@@ -130,17 +125,11 @@ def copy(dsts, srcs, isa: str = "", stream: int = 0, loops: int = 1) -> float:
         if to.views[i].len != source.views[i].len:
             raise ValueError("buffers of different sizes")
     cdef uint32_t mask = stream
-    cdef long left = loops
-    cdef double start
-    cdef int pair
-    with nogil:
-        start = _now()
-        while left > 0:
-            for pair in range(to.count):
-                function(to.at[pair], source.at[pair], to.views[pair].len, mask)
-            left -= 1
-        start = _now() - start
-    return start
+    cdef double begin = _now()
+    for _ in range(loops):
+        for i in range(to.count):
+            function(to.at[i], source.at[i], to.views[i].len, mask)
+    return _now() - begin
 
 
 def copy_two(dsts, srcs, isa: str = "", streams=(0, 0)) -> None:
@@ -175,17 +164,13 @@ cdef _check(_Pointers buffer, size_t nbytes):
 
 cdef double _run_widening(sr_widen_fn *function, _Pointers dst, _Pointers src, long loops) noexcept:
     cdef size_t count = dst.views[0].len // 4
-    cdef double start
-    with nogil:
-        start = _now()
-        while loops > 0:
-            function(<float *> dst.at[0], src.at[0], count)
-            loops -= 1
-        start = _now() - start
-    return start
+    cdef double begin = _now()
+    for _ in range(loops):
+        function(<float *> dst.at[0], src.at[0], count)
+    return _now() - begin
 
 
-def widen(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
+def widen(dtype: str, dst, src, isa: str = "", long loops=1) -> float:
     """Widen src, 16- or 8-bit floats, to dst, float32, `loops` times. Return the seconds it took."""
     cdef int d = list(dtypes()).index(dtype)
     cdef sr_widen_fn *function = _find(isa).widen[d]
@@ -196,7 +181,7 @@ def widen(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
     return _run_widening(function, to, source, loops)
 
 
-def decode(format: str, dst, src, isa: str = "", loops: int = 1) -> float:
+def decode(format: str, dst, src, isa: str = "", long loops=1) -> float:
     """Decode src, in a wire format, to dst, float32, `loops` times. Return the seconds it took."""
     cdef int f = wire_formats().index(format)
     cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
@@ -204,7 +189,7 @@ def decode(format: str, dst, src, isa: str = "", loops: int = 1) -> float:
     return _run_widening(<sr_widen_fn *> _find(isa).decode[f], to, source, loops)
 
 
-def narrow(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
+def narrow(dtype: str, dst, src, isa: str = "", long loops=1) -> float:
     """Narrow src, float32, to dst, 16- or 8-bit floats, `loops` times. Return the seconds it took."""
     cdef int d = list(dtypes()).index(dtype)
     cdef sr_narrow_fn *function = _find(isa).narrow[d]
@@ -213,18 +198,13 @@ def narrow(dtype: str, dst, src, isa: str = "", loops: int = 1) -> float:
     cdef _Pointers to = _Pointers([dst], True), source = _Pointers([src], False)
     cdef size_t count = _count_of(source)
     _check(to, count * sr_dtype_nbytes[d])
-    cdef long left = loops
-    cdef double start
-    with nogil:
-        start = _now()
-        while left > 0:
-            function(to.at[0], <const float *> source.at[0], count)
-            left -= 1
-        start = _now() - start
-    return start
+    cdef double begin = _now()
+    for _ in range(loops):
+        function(to.at[0], <const float *> source.at[0], count)
+    return _now() - begin
 
 
-def encode(format: str, dst, src, residual=None, isa: str = "", loops: int = 1) -> float:
+def encode(format: str, dst, src, residual=None, isa: str = "", long loops=1) -> float:
     """Encode src, float32, to dst, `loops` times; with error feedback if residual. Return the seconds."""
     cdef int f = wire_formats().index(format)
     cdef sr_encode_fn *function = _find(isa).encode[f]
@@ -235,15 +215,10 @@ def encode(format: str, dst, src, residual=None, isa: str = "", loops: int = 1) 
     _check(to, sr_encoded_nbytes(f, count))
     if residual is not None:
         _check(left_over, 4 * count)
-    cdef long left = loops
-    cdef double start
-    with nogil:
-        start = _now()
-        while left > 0:
-            function(to.at[0], at, <const float *> source.at[0], count)
-            left -= 1
-        start = _now() - start
-    return start
+    cdef double begin = _now()
+    for _ in range(loops):
+        function(to.at[0], at, <const float *> source.at[0], count)
+    return _now() - begin
 
 
 # ---- schedules of the named algorithms -----------------------------------------------------------------------------
