@@ -34,10 +34,6 @@ cdef void begin_traced(Trace *t) noexcept nogil:
     t.blocked_ns = 0
 
 
-cdef inline bint has_begun(const Call *c) noexcept nogil:
-    return (c.stage.offset | c.fold.offset | c.copy.offset) != 0
-
-
 # Return the kind of work that a step has done, or NTRACED if it has advanced nothing. Data that are taken directly from
 # other ranks' slots are folded or copied at once; the last rank to enter the call does that in the step in which it
 # stages its own data.
@@ -45,7 +41,8 @@ cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexc
     cdef bint stages = c.stage.offset != before.stage.offset
     cdef bint has_more = c.copy.offset != before.copy.offset or c.down.offset != before.down.offset
     cdef bint takes_some = has_more and takes(g, c, g.rank)
-    cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun(c)   # tiny: the whole call in one step
+    cdef bint has_begun = (c.stage.offset | c.fold.offset | c.copy.offset) != 0
+    cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun   # tiny: the whole call in one step
     cdef bint folds = is_folded(c) and c.fold.offset == 0 and (takes_some or at_once)
     if folds or c.fold.offset != before.fold.offset:
         return TRACED_REDUCE

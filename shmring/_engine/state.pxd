@@ -40,7 +40,6 @@ cdef int most_suspect(State state, Call *c) except -1
 
 
 cdef class Stalls:
-    cdef uint64_t limit_ns
     cdef uint64_t[MOST_PLACES] since_ns   # by place: start of the current wait
     cdef uint64_t[MOST_PLACES] next_ns    # by place: time of its next warning
 

@@ -513,18 +513,18 @@ cdef class Stalls:
 
     def warn_after(self, State state, double limit_s):
         """Log a warning about waits longer than limit_s seconds from now on; 0 disables it."""
-        self.limit_ns = state.g.stall_ns = <uint64_t> (limit_s * 1e9)
+        state.g.stall_ns = <uint64_t> (limit_s * 1e9)
 
     # Log the warning if it is due. A waiting rank calls this every few milliseconds.
     cdef int warn_if_due(self, object engine, int place) except -1:
         cdef State state = engine
         cdef uint64_t since = sr_flag_load(&state.g.me.wait[place].since_ns)
         cdef uint64_t now
-        if since == 0 or self.limit_ns == 0:
+        if since == 0 or state.g.stall_ns == 0:
             return 0
         if self.since_ns[place] != since:
             self.since_ns[place] = since
-            self.next_ns[place] = since + self.limit_ns
+            self.next_ns[place] = since + state.g.stall_ns
         now = sr_now_ns()
         if now < self.next_ns[place]:
             return 0

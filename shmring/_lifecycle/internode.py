@@ -15,7 +15,7 @@ from .._bootstrap.world import World
 from .._config.settings import address_text
 from .._internode.context import InterNodeConns
 from .._system.limits import explain
-from .._transport.channels import Channels
+from .._transport.channels import VIEW, Channels
 from .._transport.notifications import Notifications
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class InterNodeLinks:
 
     def notify_view(self, view: bytes) -> None:
         """Send this rank's view to the ranks of other hosts. See membership."""
-        self._channels.notify_view(view)
+        self._channels.notify(VIEW, view)
 
     def view_of(self, rank: int) -> bytes | None:
         """Return the last view of a rank of another host."""
@@ -106,5 +106,5 @@ class InterNodeLinks:
     def disown(self) -> None:
         """Close the inherited descriptors in a forked child, and notify no rank."""
         self._conns.close()
-        self._channels.disown()
+        self._channels.close_descriptors()
         self._mesh.close()

@@ -14,6 +14,5 @@ cdef class Channels:
     cdef dict number_of           # number of the channel by rank
 
     cdef int allocate(self, int nchannels, size_t room_nbytes) except -1
-    cdef int close_descriptors(self) except -1
     cdef bint is_delivering(self, uint64_t cut_ns)
     cdef sr_channel *channel_of(self, int rank) except NULL

@@ -26,6 +26,7 @@ cdef extern from "<sys/mman.h>":
 
 OVER = SR_CHANNEL_ABORT
 LEAVING = SR_CHANNEL_LEAVING
+VIEW = SR_CHANNEL_VIEW
 MOST_NBYTES = SR_CHANNEL_REASON_NBYTES
 
 cdef enum:
@@ -137,10 +138,6 @@ cdef class Channels:
         except InterruptedError:
             pass
 
-    def notify_view(self, bytes view):
-        """Send this rank's view to all others. See membership."""
-        self.notify(SR_CHANNEL_VIEW, view)
-
     def view_of(self, int rank):
         """Return the last view of a rank; None if it has sent none."""
         cdef unsigned char[SR_VIEW_NBYTES] view
@@ -201,13 +198,9 @@ cdef class Channels:
         sr_channels_shut(self.channels)
         self.close_descriptors()
 
-    def disown(self):
-        """Close the inherited descriptors in a forked child."""
-        self.close_descriptors()
-
-    cdef int close_descriptors(self) except -1:
+    def close_descriptors(self):
+        """Close the descriptors, and nothing else: in a forked child they are inherited."""
         self.news.close()
         if self.waker >= 0:
             os.close(self.waker)
             self.waker = -1
-        return 0
