@@ -6,8 +6,8 @@
  *
  * The list is private memory, and nothing here is atomic: the caller holds a lock, in Python the GIL. */
 
-#ifndef SHMRING_ARENA_H
-#define SHMRING_ARENA_H
+#ifndef SR_ARENA_H
+#define SR_ARENA_H
 
 #include <stddef.h>
 #include <stdint.h>

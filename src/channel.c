@@ -60,13 +60,19 @@ int sr_channel_open(struct sr_channels *channels, struct sr_channel *channel, in
     return 0;
 }
 
+/* Return whether the reason of the abort arrives on this channel, and has not arrived as a whole. */
+static bool brings_reason(const struct sr_channels *channels, const struct sr_channel *channel)
+{
+    return channels->reason_from == (int)number_of(channels, channel) && sr_flag_load(&channels->aborted_by) == 0;
+}
+
 /* End a channel. Pieces that have arrived stay in its ring. */
 static void end_channel(struct sr_channels *channels, struct sr_channel *channel, enum sr_channel_end end, int error)
 {
     epoll_ctl(channels->news, EPOLL_CTL_DEL, channel->fd, NULL);
     channel->error = error;
     channel->unwritable = end != SR_CHANNEL_DAMAGED; /* a rank that sends invalid bytes can still be notified */
-    if (channels->reason_from == (int)number_of(channels, channel) && sr_flag_load(&channels->aborted_by) == 0)
+    if (brings_reason(channels, channel))
         channels->reason_from = -1;
     sr_flag_set(&channel->end, end);
 }
@@ -394,8 +400,7 @@ static void finish_frame(struct sr_channels *channels, struct sr_channel *channe
         finish_piece(channels, channel);
     if (channel->head.what == SR_CHANNEL_RECEIPT)
         sr_receipt_give(&channel->receipts, (uint32_t)channel->head.whole, &channels->nobody);
-    if (channel->head.what == SR_CHANNEL_ABORT && channels->reason_from == (int)number_of(channels, channel) &&
-        sr_flag_load(&channels->aborted_by) == 0) {
+    if (channel->head.what == SR_CHANNEL_ABORT && brings_reason(channels, channel)) {
         channels->reason_nbytes = channel->head.nbytes;
         sr_flag_set(&channels->aborted_by, number_of(channels, channel) + 1u);
     }
@@ -432,9 +437,7 @@ static size_t places_of(struct sr_channels *channels, struct sr_channel *channel
         return 2;
     }
     if (channel->head.what == SR_CHANNEL_ABORT) {
-        const bool wanted = channels->reason_from == (int)number_of(channels, channel) &&
-                            sr_flag_load(&channels->aborted_by) == 0;
-        target = wanted ? channels->reason : NULL;
+        target = brings_reason(channels, channel) ? channels->reason : NULL;
     } else if (sr_channel_is_note(channel->head.what)) {
         target = sr_channel_note_of(channel, channel->head.what)->next;
     }
