@@ -54,7 +54,6 @@ cdef class Endpoint(FusedCollectives):
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
     cdef int trace_message(self, Message *message) noexcept
     cdef int abandon(self, Message *message, object error) except -1
-    cdef int engine_number(self, int rank) noexcept
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
     cdef str cause_of_death(self, int rank)
     cdef object damaged(self, int source)

@@ -25,6 +25,7 @@ from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
 from .._engine.progress cimport delist, enlist, is_thread_running, start_thread, wake_thread
 from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
+from .._engine.wait cimport BRIEF_NBYTES
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
     complete, deliver_briefly, deliver_patiently, deliver_to_self, discard_unexpected, has_moved, keep_unexpected,
@@ -43,7 +44,6 @@ from ..errors import Closed, Error
 
 cdef enum:
     SHARED_TO_PRIVATE = 4    # shared arrays are offered from a quarter on: reading them needs no system call
-    BRIEF_NBYTES = 65536     # copying a message up to this size takes less time than releasing and taking the GIL
 
 
 # Return the name of the call that posted the message.
@@ -405,7 +405,7 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     # Advance a message without blocking, and return whether it is complete. Raise if a rank that it needs has ended: a
-    # program that polls makes no call that waits, so nothing else tells it. leaving_ends: also if that rank has left.
+    # program that only polls makes no call that waits, and would not see it. leaving_ends: also if that rank has left.
     cdef bint poll_message(self, Message *message, bint leaving_ends) except -1:
         cdef int culprit = ANY
         cdef int status
@@ -503,14 +503,10 @@ cdef class Endpoint(FusedCollectives):
 
     # -- errors --
 
-    # Return the engine's number of a rank: the engine counts the ranks of this host first.
-    cdef int engine_number(self, int rank) noexcept:
-        cdef Peer *p = &self.matching.peer[rank]
-        return remote(&self.engine.g, rank) if p.channel != NULL else p.lane
-
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
+        cdef Peer *p = &self.matching.peer[culprit]
         op, wanted = op_of(message), pattern_text(message)
-        number = self.engine_number(culprit)
+        number = remote(&self.engine.g, culprit) if p.channel != NULL else p.lane   # as the engine counts ranks
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
         if status == LATE:

@@ -14,6 +14,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from .._core cimport numpy_api as cnp
+from .._core.segment cimport SR_CACHE_LINE
 
 import _pickle
 import copyreg
@@ -27,7 +28,6 @@ cnp.import_array()
 cdef enum:
     PROTOCOL_OPCODE = 0x80   # the first byte of every pickle
     COUNT_SHIFT = 8
-    LINE_NBYTES = 64
     LENGTH_NBYTES = 8        # a slot begins with the length of its frame
     # bench/peers: a broadcast of 256 bytes takes 0.16 us longer than one of 48 bytes; most small objects fit.
     SLOT_NBYTES = 256
@@ -162,7 +162,7 @@ cdef inline size_t lengths_nbytes(size_t count) noexcept:
 
 
 cdef inline size_t whole_lines(size_t nbytes) noexcept:
-    return (nbytes + LINE_NBYTES - 1) // LINE_NBYTES * LINE_NBYTES
+    return (nbytes + SR_CACHE_LINE - 1) // SR_CACHE_LINE * SR_CACHE_LINE
 
 
 cpdef object as_array(object frame):

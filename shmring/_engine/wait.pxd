@@ -8,10 +8,10 @@ from .._core.segment cimport sr_waitset
 cdef enum:
     SHORT_SLEEP_NS = 100000     # shortest sleep if a wait may end by a flag or a connection: no sleep ends by both
     LONG_SLEEP_NS = 2000000     # longest such sleep, the interval of polls for dead ranks
-    WAIT_PER_SLEEP = 16               # such a sleep lasts 1/16 of the wait so far
-    REPORT_DELAY_NS = 50000000   # a delayed report leaves this time to ranks with a slightly earlier deadline
+    WAIT_PER_SLEEP = 16         # such a sleep lasts 1/16 of the wait so far
+    REPORT_DELAY_NS = 50000000  # a delayed report leaves this time to ranks with a slightly earlier deadline
     MOST_WATCHED = 16           # ranks whose death ends a sleep: the kernel takes 0.3 us for each
-    BRIEF_NBYTES = 65536        # a call up to this size takes less time than releasing and taking the GIL
+    BRIEF_NBYTES = 65536        # a call or message up to this size takes less time than releasing and taking the GIL
 
 cdef inline uint64_t sleep_ns_after(uint64_t waited_ns) noexcept nogil:
     return min(<uint64_t> LONG_SLEEP_NS, max(<uint64_t> SHORT_SLEEP_NS, waited_ns // WAIT_PER_SLEEP))
