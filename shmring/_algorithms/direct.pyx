@@ -111,7 +111,7 @@ cdef int step_direct(Group *g, Call *c) noexcept nogil:
     cdef int status
     cdef bint stages, copies
     if c.zero_copy:
-        # The others' lines tell whether their arrays are shared as well. Nothing is staged before that is known.
+        # The others' lines show whether their arrays are shared as well. Nothing is staged before that is known.
         status = step_lines(g, c)
         if status != DONE:
             return status

@@ -79,7 +79,7 @@ class Broadcast(QueueEnds, BroadcastEnds):
         drop: bool = False,
     ) -> None:
         if readers is None and most_readers is None:
-            raise TypeError("say how many processes get from the ring: readers= or most_readers=")
+            raise TypeError("give the number of processes that get from the ring: readers= or most_readers=")
         reserved = 0 if readers is None else integer("readers", readers)
         places = reserved if most_readers is None else integer("most_readers", most_readers)
         if not 1 <= places <= MOST_READERS or (readers is not None and not 1 <= reserved <= places):

@@ -241,7 +241,7 @@ cdef class Ends:
 
     cdef int begin_message(self, sr_outgoing *message, int kind, uint64_t nbytes, uint64_t *deadline) except -1:
         if self.must_send_cut:
-            self.pay_cut(deadline)
+            self.send_cut(deadline)
         memset(message, 0, sizeof(sr_outgoing))
         message.head.kind = kind | self.number << KIND_BITS
         message.head.tag = SR_FRAME_CONTINUED if kind == DESCRIPTION else 0
@@ -297,17 +297,17 @@ cdef class Ends:
         finally:
             PyBuffer_Release(&view)
 
-    # Tell the other side that the message it has begun to get is void.
+    # Notify the other side that the message which it has begun to get is void: now, or before the next message.
     cdef int give_up(self, sr_outgoing *message) except -1:
         self.cut = message.head
         self.cut.nbytes = 0
         self.cut.flags = SR_FRAME_CUT
         self.must_send_cut = True
         if self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
-            self.pay_cut(NULL)
+            self.send_cut(NULL)
         return 0
 
-    cdef int pay_cut(self, uint64_t *deadline) except -1:
+    cdef int send_cut(self, uint64_t *deadline) except -1:
         while not self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
             self.wait(SR_PRODUCER, sr_ring_frame_nbytes(0), deadline)
         sr_ring_put(self.producer, &self.cut, &self.cut)   # has no data
@@ -681,7 +681,7 @@ cdef class Ends:
         self.leave()
         self.item = None
 
-    # Tell the other processes that this one has closed the ring, and forget the memory.
+    # Notify the other processes that this one has closed the ring, and forget the memory.
     cdef int leave(self) except -1:
         raise NotImplementedError
 
@@ -980,7 +980,7 @@ cdef class BroadcastEnds(Ends):
             return 0
         # A reader's first frame must not be the end of an item that it has not seen.
         if self.must_send_cut and self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
-            self.pay_cut(&no_deadline)
+            self.send_cut(&no_deadline)
         if not self.must_send_cut:
             if sr_broadcast_admit(&self.writer, self.places, self.number):
                 self.put_dtype = None    # describe the next array again

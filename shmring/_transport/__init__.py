@@ -1,6 +1,6 @@
 """Point-to-point messages and notifications between ranks of different hosts, over TCP.
 
-notifications   "it is over, because ...", "I leave", "I wait in call n", as Python objects
+notifications   abort with its reason, leaving, the call in which a rank waits, as Python objects
     |
 channels        all channels of this rank: memory, descriptors, closing
     |

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from socket import socket
 from typing import Self
 
-OVER: int
+ABORT: int
 LEAVING: int
 VIEW: int
 MOST_NBYTES: int

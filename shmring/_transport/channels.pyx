@@ -24,7 +24,7 @@ from .channel cimport (
 cdef extern from "<sys/mman.h>":
     enum: MAP_NORESERVE
 
-OVER = SR_CHANNEL_ABORT
+ABORT = SR_CHANNEL_ABORT
 LEAVING = SR_CHANNEL_LEAVING
 VIEW = SR_CHANNEL_VIEW
 MOST_NBYTES = SR_CHANNEL_REASON_NBYTES
@@ -90,7 +90,7 @@ cdef class Channels:
         return &self.channel[self.number_of[rank]]
 
     def fileno(self):
-        """Return a descriptor that is readable when data have arrived."""
+        """Return a descriptor that is readable once data have arrived."""
         return self.news.fileno()
 
     def notify(self, int what, bytes body):
@@ -111,7 +111,7 @@ cdef class Channels:
         self.notify(SR_CHANNEL_CALLING, (<const char *> &call)[:sizeof(call)])
 
     def call_of(self, int rank):
-        """Return (seq, fingerprint, count) of the collective that a rank last said it waits in, or None."""
+        """Return (seq, fingerprint, count) of the collective that a rank last reported to wait in, or None."""
         cdef sr_channel_call call
         if not sr_channel_last_note(self.channels, self.channel_of(rank), SR_CHANNEL_CALLING, &call):
             return None

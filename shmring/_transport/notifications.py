@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import errors
 from ..errors import Error
-from .channels import LEAVING, MOST_NBYTES, OVER, Channels
+from .channels import ABORT, LEAVING, MOST_NBYTES, Channels
 
 _SENT_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
 
@@ -33,7 +33,7 @@ class Notifications:
         """Notify all reachable ranks, once, that the communicator aborted, and why."""
         if self._has_notified:
             return
-        self.channels.notify(OVER, _pack(error))
+        self.channels.notify(ABORT, _pack(error))
         self._has_notified = True  # set last: after an exception, this is called again
 
     def leave(self) -> None:
@@ -95,7 +95,7 @@ def _error_in(body: bytes, rank: int) -> Error:
     except (ValueError, KeyError, TypeError):
         error = None
     if error is None:
-        return Error(f"rank {rank} said that it is over, in words that this version does not know", rank=rank)
+        return Error(f"rank {rank} ended the communicator; this version cannot read the reason", rank=rank)
     for name in _SENT_ATTRIBUTES:
         value = fields.get(name)
         if hasattr(error, name):
