@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._engine.state import DTYPES, OPS, supported
+from .._core import kernels
+from .._engine.state import DTYPES, OPS
 from . import buffers
 
 if TYPE_CHECKING:
@@ -183,6 +184,6 @@ def _op_number(dtype: np.dtype[Any], op: str) -> int:
     if op not in _OPS:
         raise ValueError(f"op is {op!r}; allowed: {', '.join(_OPS)}")
     _dtype_number(dtype)
-    if not supported(dtype.name, op):
+    if op not in kernels.ops(dtype.name):
         raise TypeError(f"op {op} has no meaning for {dtype}")
     return OPS.index(op)

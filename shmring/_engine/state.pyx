@@ -71,11 +71,6 @@ TAKEN = "another thread is inside a call of this communicator; give each thread 
 KEY_NBYTES = SR_KEY_NBYTES
 
 
-def supported(str dtype, str op):
-    """Return whether the op has a meaning for the dtype."""
-    return op in kernels.ops(dtype)
-
-
 # ---- the segment, for rank 0 -----------------------------------------------------------------------------------
 
 def control_nbytes(int nranks):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring._engine import state
+from shmring._core import kernels
 
-OPS = {name: [op for op in state.OPS if state.supported(name, op)] for name in DTYPES}
+OPS = {name: kernels.ops(name) for name in DTYPES}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from cases import DTYPES, assert_same, expected, numbers, refusals_of, rng_of
 from combinations import first
 
 import shmring
-from shmring._engine import state
+from shmring._core import kernels
 from tests.internode.test_internode_collectives import TINY_SLICE
 from tests.internode.test_wire_formats import WIRES, assert_near, exact_sum, values_of
 from tests.unit.test_kernels import SMALL_FLOATS
@@ -78,7 +78,7 @@ def test_sums_are_folded_group_by_group(world_over_hosts, layout, group_size):
     nodes = LAYOUTS[layout]
     ranks = world_over_hosts(nodes, SHMRING_WIRE_SLICE=TINY_SLICE)
     for number, dtype in enumerate(DTYPES):
-        ops = [op for op in state.OPS if state.supported(dtype, op)]
+        ops = kernels.ops(dtype)
         op = ops[number % len(ops)] if (number + group_size) % 2 else "sum"
         results = ranks(results_of, dtype, op, group_size)
         for at, count in enumerate(COUNTS):

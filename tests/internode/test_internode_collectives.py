@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from programs import KINDS, WAYS, Prepared, run_program, seeds_of
 from ranks import Ranks
 
-from shmring._engine import state
+from shmring._core import kernels
 from tests.collectives.test_collectives import CALLS, FOLDING, IN_PLACE, some_calls
 from tests.collectives.test_collectives import FACTORS as ON_ONE_HOST
 from tests.collectives.test_fused import fused_and_separate
@@ -57,7 +57,7 @@ def has_a_meaning(row):
         return True
     if row.get("op") == "avg" and row["kind"] in ("scan", "exscan"):
         return False
-    return "op" not in row or "dtype" not in row or state.supported(row["dtype"], row["op"])
+    return "op" not in row or "dtype" not in row or row["op"] in kernels.ops(row["dtype"])
 
 
 @functools.cache

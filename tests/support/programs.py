@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from cases import DTYPES, Placed, all_reduced, assert_same, rng_of, same_bytes
 
+from shmring._core import kernels
 from shmring._engine import state
 from tests.collectives.test_collectives import FOLDING, IN_PLACE, MOVING, inputs, out_shape, outcomes
 from tests.collectives.test_fused import fused_and_separate
@@ -127,7 +128,7 @@ def members_of(step, parent):
 def _call(chance, groups, number):
     kind = chance.choice(KINDS)
     dtype = chance.choice(sorted(DTYPES))
-    ops = [op for op in state.OPS if state.supported(dtype, op)]
+    ops = kernels.ops(dtype)
     if kind in ("scan", "exscan"):
         ops = [op for op in ops if op != "avg"]
     row = {
@@ -149,7 +150,7 @@ def _call(chance, groups, number):
 
 def _many(chance, number):
     op = chance.choice(("sum", "max"))
-    dtypes = [dtype for dtype in sorted(DTYPES) if state.supported(dtype, op)]
+    dtypes = [dtype for dtype in sorted(DTYPES) if op in kernels.ops(dtype)]
     specs = [(chance.choice(dtypes), chance.choice((0, 1, 90, 4000))) for _ in range(chance.randrange(9))]
     place = chance.choice(("private", "shared", "out"))
     return Many(number, (specs, op, chance.choice((None, 0, 1000)), place, chance.random() < 0.5))

@@ -20,6 +20,7 @@ from peers_report import peers_report
 from reports import exactly
 
 import shmring
+from shmring._core import kernels
 from shmring._engine import state
 from shmring.tools import command
 from shmring.tools._bench import calls, compare, plot, table
@@ -161,7 +162,7 @@ def folds(comm, dtypes, count):
         for dtype in dtypes
         for op in OPS
         for way in state.ALGORITHMS
-        if state.supported(dtype, op)
+        if op in kernels.ops(dtype)
     }
 
 
