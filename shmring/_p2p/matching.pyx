@@ -78,19 +78,16 @@ cdef void end_receive(Matching *m, Message *message, Failure failure) noexcept n
 # Return False if the message is not in this list.
 cdef bint unlink(Message **first, Message **last, Message *message) noexcept nogil:
     cdef Message *before = NULL
-    cdef Message *at = first[0]
-    while at != NULL and at != message:
-        before = at
-        at = at.next
-    if at == NULL:
+    cdef Message **link = first
+    while link[0] != NULL and link[0] != message:
+        before = link[0]
+        link = &before.next
+    if link[0] == NULL:
         return False
-    if before == NULL:
-        first[0] = at.next
-    else:
-        before.next = at.next
-    if last[0] == at:
+    link[0] = message.next
+    if last[0] == message:
         last[0] = before
-    at.next = NULL
+    message.next = NULL
     return True
 
 
@@ -106,15 +103,12 @@ cdef void unlink_send(Matching *m, Message *message) noexcept nogil:
 
 cdef void unlink_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
     cdef UnexpectedMessage *before = NULL
-    cdef UnexpectedMessage *at = m.first_unexpected
-    while at != unexpected:
-        before = at
-        at = at.next
-    if before == NULL:
-        m.first_unexpected = at.next
-    else:
-        before.next = at.next
-    if m.last_unexpected == at:
+    cdef UnexpectedMessage **link = &m.first_unexpected
+    while link[0] != unexpected:
+        before = link[0]
+        link = &before.next
+    link[0] = unexpected.next
+    if m.last_unexpected == unexpected:
         m.last_unexpected = before
 
 
