@@ -1158,12 +1158,8 @@ cdef class Comm(Messages):
             if self.tracer is not None:
                 self.tracer.stop_quietly()
         finally:
-            self.leave_others()
-        return 0
-
-    cdef int leave_others(self) except -1:
-        if self.internode is not None:   # last: it may wait, and a signal may interrupt it
-            self.internode.close(self.engine.timeout_s if self.engine.flight.abort_report() is None else 0.0)
+            if self.internode is not None:   # last: it may wait, and a signal may interrupt it
+                self.internode.close(self.engine.timeout_s if self.engine.flight.abort_report() is None else 0.0)
         return 0
 
     cdef int close_descriptor(self) except -1:
