@@ -120,9 +120,10 @@ cdef struct Peer:
     sr_ring_end inward       # from the peer; open once the peer is among the sources
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
-    # By class of length, see push_offer: number of slow offers in a row, of fast ones since one message measured the
-    # ring, of messages to come that are not offered, and of those that were not offered after the last slow ones.
-    int[OFFER_CLASSES] nslow, nfast, nunoffered, last_unoffered
+    # By class of length, see push_offer:
+    int[OFFER_CLASSES] nslow, nfast     # slow offers in a row; fast offers since a message last measured the ring
+    int[OFFER_CLASSES] nunoffered       # number of the next messages that are not offered
+    int[OFFER_CLASSES] last_unoffered   # that number as it was set after the last slow offers
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
