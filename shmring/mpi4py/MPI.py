@@ -100,8 +100,7 @@ globals().update(_REFUSED)
 
 def _comm_lock_table(comm: Comm) -> dict[Any, _Lock]:
     """Return the locks of a communicator by key."""
-    locks: dict[Any, _Lock] = comm._comm().locks
-    return locks
+    return comm._comm().locks
 
 
 def _comm_lock(comm: Comm, key: Any = None) -> _Lock:

@@ -105,8 +105,7 @@ class Communicator(Context):
         This is one call: a rank that raises before it counts the child ends the communicator. Otherwise its
         later children would have other secrets than those of the other ranks.
         """
-        made: Communicator | None = self.comm.run_steps(self._child, make, what)
-        return made
+        return self.comm.run_steps(self._child, make, what)
 
     def _child(self, make: Callable[[Any], Any], what: tuple[Any, ...]) -> Communicator | None:
         engine = make(self.comm)
@@ -168,8 +167,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     def _comm(self) -> Communicator:
         if self._ref is None:
             raise errors.Exception(errors.ERR_COMM)
-        found: Communicator = self._ref
-        return found
+        return self._ref
 
     size = property(Objects.Get_size)
     rank = property(Objects.Get_rank)
@@ -197,8 +195,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     def Get_group(self) -> Group:
         """Return the group of the processes."""
         context = self._comm()
-        made: Group = handle(Group, Members(context.processes, context.processes[context.rank]))
-        return made
+        return handle(Group, Members(context.processes, context.processes[context.rank]))
 
     group = property(Get_group)
 

@@ -48,8 +48,7 @@ def _numbers(values: Any, length: int | None = None) -> tuple[int, ...]:
 
 def _layout_of(info: TypeInfo) -> Layout:
     if info.layout is not None:
-        found: Layout = info.layout
-        return found
+        return info.layout
     elements = len(info.dtype.names or (None,))
     return Layout.of_bytes(info.extent, info.dtype.alignment, elements)
 

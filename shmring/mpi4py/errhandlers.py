@@ -71,13 +71,11 @@ class Handling:
             raise RuntimeError(f"a program may have {_MOST_FUNCTIONS} error handlers at a time: free some")
         handler = Handler(None, errhandler_fn)
         _functions.add(handler)
-        made: Errhandler = handle(Errhandler, handler)
-        return made
+        return handle(Errhandler, handler)
 
     def Get_errhandler(self) -> Errhandler:
         """Return the error handler."""
-        made: Errhandler = handle(Errhandler, self._handled().errhandler)
-        return made
+        return handle(Errhandler, self._handled().errhandler)
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
         """Set the error handler."""

@@ -42,8 +42,7 @@ class _Alias:
     def get_code(self, name: str) -> CodeType | None:
         """Return the code that `python -m` runs."""
         loader: Any = self.ours.loader
-        code: CodeType | None = loader.get_code(self.ours.name)
-        return code
+        return loader.get_code(self.ours.name)
 
 
 class _Finder:

@@ -25,15 +25,13 @@ class Group(handles.Named, Handle):
     def _members(self) -> Members:
         if self._ref is None:
             raise errors.Exception(errors.ERR_GROUP)
-        found: Members = self._ref
-        return found
+        return self._ref
 
     def _with(self, processes: Iterable[int], me: int | None = None) -> Group:
         made = Members(processes, self._members().me if me is None else me)
         if not made.processes:
             made = GROUP_EMPTY._members()
-        new: Group = handle(type(self), made)
-        return new
+        return handle(type(self), made)
 
     def Get_size(self) -> int:
         """Return the number of processes."""

@@ -171,8 +171,7 @@ def _attributes_of(some: Any) -> dict[int, tuple[Any, _Keyval]]:
         raise errors.Exception(some._null_error)
     if some._ref.attributes is None:
         some._ref.attributes = {}
-    found: dict[int, tuple[Any, _Keyval]] = some._ref.attributes
-    return found
+    return some._ref.attributes
 
 
 def _call_delete(some: Any, keyval: int, value: Any, key: _Keyval) -> None:

@@ -22,8 +22,7 @@ class Info(handles.Named, Handle):
     def _hints(self) -> Hints:
         if self._ref is None:
             raise errors.Exception(errors.ERR_INFO)
-        found: Hints = self._ref
-        return found
+        return self._ref
 
     @classmethod
     def Create(cls, items: Any = None) -> Info:
@@ -35,8 +34,7 @@ class Info(handles.Named, Handle):
     @classmethod
     def Create_env(cls, args: Sequence[str] | None = None) -> Info:
         """Return a copy of INFO_ENV."""
-        made: Info = handle(cls, Hints(INFO_ENV._hints()))
-        return made
+        return handle(cls, Hints(INFO_ENV._hints()))
 
     def Free(self) -> None:
         """Free the info."""
@@ -46,8 +44,7 @@ class Info(handles.Named, Handle):
 
     def Dup(self) -> Info:
         """Return a copy."""
-        made: Info = handle(type(self), Hints(self._hints()))
-        return made
+        return handle(type(self), Hints(self._hints()))
 
     def copy(self) -> Info:
         """Return a copy; a null info for a null one."""
@@ -162,8 +159,7 @@ class Hinted:
 
     def Get_info(self) -> Info:
         """Return the hints."""
-        made: Info = handle(Info, Hints(self._handled().hints))
-        return made
+        return handle(Info, Hints(self._handled().hints))
 
     info = property(Get_info, Set_info)
 

@@ -312,8 +312,7 @@ class Topocomm(Topological, Neighbors, Intracomm):
     @property
     def inoutedges(self) -> tuple[list[int], list[int]]:
         """The ranks from which and to which messages among neighbours go."""
-        found: tuple[list[int], list[int]] = self._topology().edges()
-        return found
+        return self._topology().edges()
 
     @property
     def inedges(self) -> list[int]:
@@ -376,8 +375,7 @@ class Cartcomm(Topocomm):
     def Get_coords(self, rank: int) -> list[int]:
         """Return the coordinates of a rank."""
         self._check_rank(rank)
-        coords: list[int] = self._topology().coords_of(operator.index(rank))
-        return coords
+        return self._topology().coords_of(operator.index(rank))
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.Get_size():
@@ -388,8 +386,7 @@ class Cartcomm(Topocomm):
         grid = self._topology()
         if not 0 <= direction < len(grid.dims):
             raise self._comm().failure(errors.ERR_DIMS, f"there is no dimension {direction}")
-        found: tuple[int, int] = grid.shifted(operator.index(direction), operator.index(disp))
-        return found
+        return grid.shifted(operator.index(direction), operator.index(disp))
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Return the communicator of this rank's slice along the dimensions that remain."""
@@ -432,8 +429,7 @@ class Graphcomm(Topocomm):
 
     def Get_neighbors(self, rank: int) -> list[int]:
         """Return the neighbours of a rank."""
-        found: list[int] = self._topology().neighbors_of(rank)
-        return found
+        return self._topology().neighbors_of(rank)
 
     def Get_neighbors_count(self, rank: int) -> int:
         """Return the number of neighbours of a rank."""

@@ -80,8 +80,7 @@ class Objects(Collectives):
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begin to send an object, and return a request."""
-        made: Request = self._sending_object(obj, dest, tag).issue()
-        return made
+        return self._sending_object(obj, dest, tag).issue()
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object; return once the receiver has taken it."""
@@ -89,8 +88,7 @@ class Objects(Collectives):
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begin to send an object, and return a request that is complete once the receiver has taken it."""
-        made: Request = self._synchronous(self._sending_object(obj, dest, tag)).issue()
-        return made
+        return self._synchronous(self._sending_object(obj, dest, tag)).issue()
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, without waiting for the receiver."""
@@ -98,8 +96,7 @@ class Objects(Collectives):
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Send an object, without waiting for the receiver, and return a request."""
-        made: Request = self._buffered(self._sending_object(obj, dest, tag)).issue()
-        return made
+        return self._buffered(self._sending_object(obj, dest, tag)).issue()
 
     def _asking(self, source: int, tag: int) -> Any:
         checked = self._receiving([None, 0], source, tag)
@@ -114,8 +111,7 @@ class Objects(Collectives):
         call = self._receiving(room, source, tag)
         if call.empty is None:
             call = Awaiting(call, room)
-        made: Request = call.issue()
-        return made
+        return call.issue()
 
     def sendrecv(
         self,

@@ -86,8 +86,7 @@ class Op(handles.Named, Handle):
             )
         info = OpInfo(None, function, commute=bool(commute), is_predefined=False)
         _functions.add(info)
-        made: Op = handle(cls, info)
-        return made
+        return handle(cls, info)
 
     def Free(self) -> None:
         """Free an operation that the program made."""

@@ -202,8 +202,7 @@ class Message(handles.Named, Handle):
     def _arrived(self) -> Arrived:
         if self._ref is None:
             raise errors.Exception(errors.ERR_REQUEST, "the message was received already, or is null")
-        arrived: Arrived = self._ref
-        return arrived
+        return self._ref
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Receive the message."""
@@ -211,8 +210,7 @@ class Message(handles.Named, Handle):
 
     def Irecv(self, buf: Any) -> Request:
         """Receive the message, and return a request."""
-        made: Request = self._taking(buf).issue()
-        return made
+        return self._taking(buf).issue()
 
     def recv(self, status: Status | None = None) -> Any:
         """Receive the object that the message is."""
@@ -220,8 +218,7 @@ class Message(handles.Named, Handle):
 
     def irecv(self) -> Request:
         """Receive the object that the message is, and return a request."""
-        made: Request = self._taking_object().issue()
-        return made
+        return self._taking_object().issue()
 
     def _taking_object(self) -> Call:
         message = self._arrived().message
@@ -355,8 +352,7 @@ def completed(context: Any) -> Request:
     """Return a request that is complete."""
     call = Call()
     call.context = context
-    made: Request = call.issue()
-    return made
+    return call.issue()
 
 
 def Attach_buffer(buf: Any) -> None:

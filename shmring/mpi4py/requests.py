@@ -291,8 +291,7 @@ class Grequest(Request):
         pending = Pending()
         pending.call = _GeneralCall(query_fn, free_fn, cancel_fn, args, kwargs)
         pending.start()
-        made: Grequest = handle(cls, pending)
-        return made
+        return handle(cls, pending)
 
     def Complete(self) -> None:
         """Mark the request as complete."""

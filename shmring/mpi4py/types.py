@@ -316,8 +316,7 @@ def _ops_of(dtype: np.dtype[Any]) -> frozenset[str]:
 def _make(constant: str, dtype: np.dtype[Any], size: int, char: str, code: str) -> Datatype:
     name = "MPI_" + _MPI_NAMES.get(constant, constant)
     info = TypeInfo(size, dtype, constant, char, code, name, _ops_of(dtype))
-    made: Datatype = handle(Datatype, info)
-    return made
+    return handle(Datatype, info)
 
 
 def _predefined() -> dict[str, Datatype]:

@@ -156,8 +156,7 @@ def _room(statuses: Any, count: int) -> Sequence[Any]:
         return [None] * count
     if isinstance(statuses, list):
         statuses += [Status() for _ in range(count - len(statuses))]
-    found: Sequence[Any] = statuses
-    return found
+    return statuses
 
 
 class _Pending:
