@@ -26,6 +26,7 @@ from .messages import handle
 from .object_calls import Objects
 from .objects import pickle
 from .point_to_point import BufferedSends, completed
+from .refused import refuse_methods
 from .requests import Request
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
@@ -369,21 +370,16 @@ class Intercomm(Comm):
         raise errors.refuse("intercommunicators", "use one communicator of both groups")
 
 
-def _refused(name: str, what: str, instead: str) -> Any:
-    def method(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(f"{what} (Comm.{name})", instead)
-
-    method.__name__, method.__doc__ = name, f"Refused: shmring's MPI has no {what}."
-    return method
-
-
-_FAILURES = "recovery from failures", "catch shmring's RankFailed and use shmring.Comm.shrink"
-for _name in ["Revoke", "Is_revoked", "Get_failed", "Ack_failed", "Agree", "Iagree", "Shrink", "Ishrink"]:
-    setattr(Comm, _name, _refused(_name, *_FAILURES))
-for _name in ("Psend_init", "Precv_init"):
-    setattr(Comm, _name, _refused(_name, "partitioned messages", "send each part as a message of its own"))
-for _name in ("Join",):
-    setattr(Comm, _name, _refused(_name, "connections between jobs", "start all processes as one job"))
+refuse_methods(
+    Comm,
+    "Revoke Is_revoked Get_failed Ack_failed Agree Iagree Shrink Ishrink",
+    "recovery from failures",
+    "catch shmring's RankFailed and use shmring.Comm.shrink",
+)
+refuse_methods(
+    Comm, "Psend_init Precv_init", "partitioned messages", "send each part as a message of its own"
+)
+refuse_methods(Comm, "Join", "connections between jobs", "start all processes as one job")
 
 COMM_NULL = Comm()
 handles.predefine({"COMM_NULL": COMM_NULL})

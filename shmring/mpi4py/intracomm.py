@@ -18,6 +18,7 @@ from .info import INFO_NULL, Info
 from .messages import handle
 from .neighbors import Neighbors
 from .ops import SUM, Op
+from .refused import refuse_methods
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
 
@@ -245,22 +246,11 @@ class Intracomm(Comm):
         return self.Get_rank() if self.Get_rank() < len(index) else INTEGERS["UNDEFINED"]
 
 
-def _refused(name: str, what: str, instead: str) -> Any:
-    def method(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(f"{what} (Intracomm.{name})", instead)
-
-    method.__name__, method.__doc__ = name, f"Refused: shmring's MPI has no {what}."
-    return method
-
-
-for _name in ("Spawn", "Spawn_multiple"):
-    setattr(
-        Intracomm, _name, _refused(_name, "spawned processes", "start all processes as ranks with shmrun -n")
-    )
-for _name in ("Accept", "Connect"):
-    setattr(Intracomm, _name, _refused(_name, "connections between jobs", "start all processes as one job"))
-for _name in ("Create_intercomm",):
-    setattr(Intracomm, _name, _refused(_name, "intercommunicators", "use one communicator of both groups"))
+refuse_methods(
+    Intracomm, "Spawn Spawn_multiple", "spawned processes", "start all processes as ranks with shmrun -n"
+)
+refuse_methods(Intracomm, "Accept Connect", "connections between jobs", "start all processes as one job")
+refuse_methods(Intracomm, "Create_intercomm", "intercommunicators", "use one communicator of both groups")
 
 
 def _weights(weights: Any, count: int) -> list[int] | None:

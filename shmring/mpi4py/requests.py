@@ -12,6 +12,7 @@ from .calls import BaseRequest, Call, Pending
 from .constants import INTEGERS
 from .forms import Again
 from .messages import Data, Status, handle
+from .refused import refuse_methods
 
 _UNDEFINED = INTEGERS["UNDEFINED"]
 _MOST_PAUSE_S = 0.001  # between two polls of several requests
@@ -220,13 +221,12 @@ class Prequest(Request):
             request.Start()
 
 
-def _refuse_partitions(*_: Any, **__: Any) -> Any:
-    """Refused: there are no partitioned messages."""
-    raise errors.refuse("partitioned messages", "send each part as a message of its own")
-
-
-for _name in ("Pready", "Pready_range", "Pready_list", "Parrived"):
-    setattr(Prequest, _name, _refuse_partitions)
+refuse_methods(
+    Prequest,
+    "Pready Pready_range Pready_list Parrived",
+    "partitioned messages",
+    "send each part as a message of its own",
+)
 
 
 class _Promise:

@@ -11,6 +11,7 @@ from . import errors, handles
 from .constants import INTEGERS
 from .constructors import Constructors, contents_of
 from .messages import Handle, TypeInfo, handle, simple, simple_with_gaps
+from .refused import refuse_methods
 
 _BASIC = {  # name in MPI: NumPy's character, and other names
     "PACKED": ("B", ""),
@@ -287,26 +288,12 @@ def _made_again(base: Any, combiner: str, arguments: dict[str, Any]) -> Any:
     return base.Dup() if combiner == "DUP" else getattr(base, f"Create_{combiner.lower()}")(**arguments)
 
 
-def _refused(name: str) -> Any:
-    def method(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(
-            f"datatypes of Fortran's kinds and no format external32 (Datatype.{name})",
-            "use the predefined datatypes, and Pack",
-        )
-
-    method.__name__, method.__doc__ = name, "Refused: there is no Fortran, and no other machine."
-    return staticmethod(method)
-
-
-for _name in [
-    "Create_f90_integer",
-    "Create_f90_real",
-    "Create_f90_complex",
-    "Pack_external",
-    "Unpack_external",
-    "Pack_external_size",
-]:
-    setattr(Datatype, _name, _refused(_name))
+refuse_methods(
+    Datatype,
+    "Create_f90_integer Create_f90_real Create_f90_complex Pack_external Unpack_external Pack_external_size",
+    "datatypes of Fortran's kinds and no format external32",
+    "use the predefined datatypes, and Pack",
+)
 
 
 def _ops_of(dtype: np.dtype[Any]) -> frozenset[str]:
