@@ -1,7 +1,8 @@
-"""The collectives on buffers, in three forms each. Those with pieces of equal length are in `messages`."""
+"""The collectives on buffers, in three forms each. `calls` makes those with pieces of equal length."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,19 @@ class Part(Call):
         self.out[...] = self.part
 
 
+def _refusing(kind: str) -> Any:
+    """Return a decorator of methods that prepare a call; see `Collectives._refusing`."""
+
+    def decorate(prepare: Any) -> Any:
+        @functools.wraps(prepare)
+        def checked(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            return self._refusing(kind, prepare, self, *arguments, **keywords)
+
+        return checked
+
+    return decorate
+
+
 @add_forms
 class Collectives(PointToPoint):
     """The collectives of a communicator."""
@@ -99,13 +113,11 @@ class Collectives(PointToPoint):
         """Combine the messages of all ranks; each rank gets its part of the result, all of one length."""
         return self._collective(Kind.reduce_scatter, sendbuf, recvbuf, op)
 
+    @_refusing("reduce_scatter")
     def _prepare_Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
     ) -> Any:
         """Combine the messages of all ranks; each rank gets its part of the result."""
-        return self._refusing("reduce_scatter", self._reduce_scatter, sendbuf, recvbuf, recvcounts, op)
-
-    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: Op) -> Any:
         taken = simple(recvbuf, True)
         counts = self._counts_of(taken, recvcounts, _is_in_place(sendbuf))
         given = taken if _is_in_place(sendbuf) else simple(sendbuf, False)
@@ -133,65 +145,52 @@ class Collectives(PointToPoint):
         self._ref.comm.all_gather(np.array([taken.count], np.int64), out=counts_of_all)
         return [int(count) for count in counts_of_all]
 
+    @_refusing("gather")
     def _prepare_Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Collect the messages of all ranks, of different lengths, on the root."""
-        return self._refusing("gather", self._gatherv, sendbuf, recvbuf, root)
-
-    def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
         data, pieces = None, None
-        if self._root(root) == self._ref.rank:
+        if self._check_root(root) == self._ref.rank:
             data, pieces = vector(recvbuf, True, self._ref.size)
         x = pieces[root] if pieces and _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "gather_v", x, root, out=pieces)
 
+    @_refusing("scatter")
     def _prepare_Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Give each rank its part of the root's message, of different lengths."""
-        return self._refusing("scatter", self._scatterv, sendbuf, recvbuf, root)
-
-    def _scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
         pieces = None
-        if self._root(root) == self._ref.rank:
+        if self._check_root(root) == self._ref.rank:
             _, pieces = vector(sendbuf, False, self._ref.size)
         if pieces and _is_in_place(recvbuf):
             return VectorCall(None, self._ref, "scatter_v", pieces, root)
         taken = simple_with_gaps(recvbuf, True)
         return VectorCall(taken, self._ref, "scatter_v", pieces, root, out=taken.bytes)
 
+    @_refusing("all_gather")
     def _prepare_Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Collect the messages of all ranks, of different lengths, on each rank."""
-        return self._refusing("all_gather", self._allgatherv, sendbuf, recvbuf)
-
-    def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         data, pieces = vector(recvbuf, True, self._ref.size)
         x = pieces[self._ref.rank] if _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "all_gather_v", x, out=pieces)
 
+    @_refusing("all_to_all")
     def _prepare_Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length."""
-        return self._refusing("all_to_all", self._alltoallv, sendbuf, recvbuf)
-
-    def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         data, taken = vector(recvbuf, True, self._ref.size)
         given = taken if _is_in_place(sendbuf) else vector(sendbuf, False, self._ref.size)[1]
         return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
+    @_refusing("all_to_all")
     def _prepare_Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length and datatype."""
-        return self._refusing("all_to_all", self._alltoallw, sendbuf, recvbuf)
-
-    def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         data, taken = typed_pieces(recvbuf, True, self._ref.size)
         given = taken if _is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)[1]
         return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
-    def _root(self, root: int) -> int:
-        return int(self._check_root(root))
-
-    def _refusing(self, kind: str, prepare: Any, *arguments: Any) -> Any:
+    def _refusing(self, kind: str, prepare: Any, *arguments: Any, **keywords: Any) -> Any:
         """Prepare a call. If an argument is wrong, refuse it, so that no other rank waits for this one."""
         self.Get_rank()
         try:
-            return prepare(*arguments)
+            return prepare(*arguments, **keywords)
         except Exception:
             self._ref.comm.refuse(kind)
             raise
