@@ -47,31 +47,21 @@ def set_abort_status(code: int) -> None:
     _Job.abort_code, _Job.reason = code, f"it called set_abort_status({code})"
 
 
-def _end_world(reason: str) -> None:
-    if _Job.world is not None and _Job.pid == os.getpid():
-        with contextlib.suppress(shmring.Error):  # the world has ended already
-            _Job.world.abort(reason)
-
-
 def _watch_for_exceptions() -> None:
-    """Note an uncaught exception, before the hook that prints it."""
+    """Let an uncaught exception abort the job when this process ends; another hook prints it."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> Any:
-        set_failed(f"uncaught {kind.__name__}")
+        if not hasattr(sys, "ps1"):  # an interactive interpreter goes on after an exception
+            _Job.abort_code, _Job.reason = 1, f"uncaught {kind.__name__}"
         return previous(kind, value, traceback)
 
     sys.excepthook = hook
 
 
-def set_failed(reason: str) -> None:
-    """Let this process abort the job when it ends. An interactive interpreter goes on after an exception."""
-    if not hasattr(sys, "ps1"):
-        _Job.abort_code, _Job.reason = 1, reason
-
-
 def abort_if_failed() -> bool:
     """End the other ranks if this process is ending by a failure, and return whether it is."""
-    if _Job.abort_code and _Job.world is not None:
-        _end_world(f"rank {_Job.world.rank} has ended: {_Job.reason}")
+    if _Job.abort_code and _Job.world is not None and _Job.pid == os.getpid():
+        with contextlib.suppress(shmring.Error):  # the world has ended already
+            _Job.world.abort(f"rank {_Job.world.rank} has ended: {_Job.reason}")
     return bool(_Job.abort_code)

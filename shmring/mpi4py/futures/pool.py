@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from importlib import import_module
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from .workers import MPI, Manager, Task, comm_workers, serve
 
@@ -31,7 +31,10 @@ class MPIPoolExecutor(Executor):
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         if not _shared:
-            _refuse_to_spawn()
+            raise NotImplementedError(
+                "shmring's MPI spawns no processes: run the program by `-m mpi4py.futures` on several ranks, "
+                "as in shmrun --mpi4py -n 4 -m mpi4py.futures script.py, or use MPICommExecutor"
+            )
         self._begin(_shared[-1], initializer, tuple(initargs))
 
     def _begin(
@@ -115,13 +118,6 @@ class MPIPoolExecutor(Executor):
                 self._manager.cancel(self._number)
             if wait:
                 self._manager.wait_for(self._number)
-
-
-def _refuse_to_spawn() -> NoReturn:
-    raise NotImplementedError(
-        "shmring's MPI spawns no processes: run the program by `-m mpi4py.futures` on several ranks, as in "
-        "shmrun --mpi4py -n 4 -m mpi4py.futures script.py, or use MPICommExecutor"
-    )
 
 
 def _chunks(iterable: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
@@ -246,12 +242,7 @@ def share(manager: Manager | None) -> None:
 def get_comm_workers() -> Any:
     """Return the communicator of the workers, in a task."""
     if not comm_workers:
-        if MPI.COMM_WORLD.Get_size() == 1 or not _is_main_thread():
+        if MPI.COMM_WORLD.Get_size() == 1 or threading.current_thread() is not threading.main_thread():
             return MPI.COMM_SELF
         raise RuntimeError("this process is no worker: call get_comm_workers in a task")
     return comm_workers[-1]
-
-
-def _is_main_thread() -> bool:
-    threading = import_module("threading")
-    return bool(threading.current_thread() is threading.main_thread())

@@ -63,17 +63,13 @@ class Manager:
                     self._tasks.send((executor, initializer, initargs), worker, _BEGIN)
 
     def submit(self, task: Task) -> None:
-        """Carry out a task once a worker is idle."""
+        """Carry out a task once a worker is idle. BrokenExecutor if the executor's initializer has failed."""
         with self._lock:
-            self.check(task.executor)
+            error = self._broken.get(task.executor)
+            if error is not None:
+                raise BrokenExecutor("the initializer failed") from error
             self._waiting.append(task)
             self._give_out()
-
-    def check(self, executor: int) -> None:
-        """Raise BrokenExecutor if the initializer of an executor has failed."""
-        error = self._broken.get(executor)
-        if error is not None:
-            raise BrokenExecutor("the initializer failed") from error
 
     def wait_for(self, executor: int) -> None:
         """Block until no task of an executor is left."""

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 __all__ = ["ApplyResult", "AsyncResult", "MapResult", "Pool", "ThreadPool"]
 
 
-def _refuse() -> NoReturn:
-    raise NotImplementedError(
-        "shmring's MPI spawns no processes: use mpi4py.futures.MPICommExecutor on the ranks that run, or "
-        "multiprocessing.Pool"
-    )
-
-
-class Pool:
+class _Refused:
     """Refused when it is made."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        _refuse()
+        raise NotImplementedError(
+            "shmring's MPI spawns no processes: use mpi4py.futures.MPICommExecutor on the ranks that run, or "
+            "multiprocessing.Pool"
+        )
+
+
+class Pool(_Refused):
+    """A pool of processes."""
 
 
 class ThreadPool(Pool):
-    """Refused when it is made."""
+    """A pool of threads."""
 
 
-class AsyncResult:
+class AsyncResult(_Refused):
     """The result of a pool's call."""
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        _refuse()
 
 
 class ApplyResult(AsyncResult):
