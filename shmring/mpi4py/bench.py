@@ -106,7 +106,7 @@ def pingpong(
 
 def _ping_pong(comm: Any, nbytes: int, options: argparse.Namespace) -> list[float]:
     """Return the seconds of half a round trip, of each round."""
-    message, room = np.zeros(nbytes, "u1"), np.empty(nbytes, "u1")
+    message, room = np.zeros(nbytes, "u1"), None if options.pickle else np.empty(nbytes, "u1")
     send, recv = (comm.send, comm.recv) if options.pickle else (comm.Send, comm.Recv)
     times_s = []
     comm.Barrier()
@@ -114,9 +114,9 @@ def _ping_pong(comm: Any, nbytes: int, options: argparse.Namespace) -> list[floa
         begin_s = MPI.Wtime()
         if comm.rank == 0:
             send(message, 1)
-            recv(room, 1) if not options.pickle else recv(None, 1)
+            recv(room, 1)
         elif comm.rank == 1:
-            recv(room, 0) if not options.pickle else recv(None, 0)
+            recv(room, 0)
             send(message, 0)
         if loop >= options.skip:
             times_s.append((MPI.Wtime() - begin_s) / 2)

@@ -94,8 +94,8 @@ class Named:
 class _Keyval:
     """A key of attributes, and the functions that are called when attributes are copied and deleted."""
 
-    def __init__(self, copy_fn: Any, delete_fn: Any, nopython: bool) -> None:
-        self.copy_fn, self.delete_fn, self.nopython = copy_fn, delete_fn, nopython
+    def __init__(self, copy_fn: Any, delete_fn: Any) -> None:
+        self.copy_fn, self.delete_fn = copy_fn, delete_fn
 
 
 _FIRST_KEYVAL = 1000
@@ -120,7 +120,7 @@ class Attributed:
         """Return a new key."""
         global _next_keyval
         _next_keyval += 1
-        _keyvals[_next_keyval] = cls, _Keyval(copy_fn, delete_fn, nopython)
+        _keyvals[_next_keyval] = cls, _Keyval(copy_fn, delete_fn)
         return _next_keyval
 
     @classmethod

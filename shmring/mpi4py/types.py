@@ -243,7 +243,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
         nbytes = source.nbytes
         target = simple(outbuf, True).bytes
         if position < 0 or position + nbytes > target.nbytes:
-            raise errors.Exception(errors.NUMBERS["ERR_TRUNCATE"], f"{nbytes} bytes do not fit at {position}")
+            raise errors.Exception(errors.ERR_TRUNCATE, f"{nbytes} bytes do not fit at {position}")
         target[position : position + nbytes] = source
         return position + nbytes
 
@@ -254,9 +254,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
         nbytes = target.nbytes
         source = simple(inbuf, False).bytes
         if position < 0 or position + nbytes > source.nbytes:
-            raise errors.Exception(
-                errors.NUMBERS["ERR_TRUNCATE"], f"there are no {nbytes} bytes at {position}"
-            )
+            raise errors.Exception(errors.ERR_TRUNCATE, f"there are no {nbytes} bytes at {position}")
         target[:] = source[position : position + nbytes]
         if items.finish is not None:
             items.finish()

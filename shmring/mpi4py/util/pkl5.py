@@ -80,9 +80,6 @@ class Request:
             return self._state is Request(other)._state
         return NotImplemented
 
-    def __ne__(self, other: object) -> bool:
-        return not equal if (equal := self.__eq__(other)) is not NotImplemented else NotImplemented
-
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
@@ -228,9 +225,6 @@ class Message:
         if isinstance(other, Message):
             return self._matched is other._matched
         return NotImplemented
-
-    def __ne__(self, other: object) -> bool:
-        return not equal if (equal := self.__eq__(other)) is not NotImplemented else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
