@@ -168,10 +168,8 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
                 agreement.confirm()
             members = tuple(view.members(ranks.size))
             meetings.close()
-            result, prepared = (
-                prepared[1],
-                None,
-            )  # after this, no signal handler runs before the caller has the result
+            # After this line no signal handler runs before the caller has the result.
+            result, prepared = prepared[1], None
             return result, members
     except BaseException:
         try:

@@ -20,7 +20,8 @@ from ray.util.collective.types import ReduceOp
 
 import shmring
 
-from ._tasks import free_port, join_address
+from .._config.settings import address_text
+from ._tasks import free_port
 
 _OPS = {
     ReduceOp.SUM: shmring.Op.SUM,
@@ -131,7 +132,7 @@ def _meet(world_size: int, rank: int, group_name: str) -> shmring.Comm:
 
 
 def _publish(name: str, world_size: int) -> shmring.Comm:
-    address = join_address(ray.util.get_node_ip_address(), free_port())
+    address = address_text(ray.util.get_node_ip_address(), free_port())
     world = shmring.world(world_size, address=address)
     internal_kv._internal_kv_put(name, pickle.dumps(world), overwrite=True)
     try:

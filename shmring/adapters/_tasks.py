@@ -62,10 +62,6 @@ def free_port() -> int:
             return port
 
 
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def collect(
     futures: Sequence[Future], places: Sequence[str], lost: Callable[[], Iterable[int]] = tuple
 ) -> list[Any]:

@@ -13,7 +13,8 @@ import numpy as np
 import shmring
 
 from .._config.optional_deps import need
-from ._tasks import be_rank, collect, free_port, join_address, pack
+from .._config.settings import address_text
+from ._tasks import be_rank, collect, free_port, pack
 
 __all__ = ["register_sharing", "run"]
 
@@ -79,7 +80,7 @@ def run(
     hosts = [_host(worker) for worker in ranks]
     address = None
     if port is not None or len(set(hosts)) > 1:
-        address = join_address(hosts[0], _port_on(client, ranks[0]) if port is None else operator.index(port))
+        address = address_text(hosts[0], _port_on(client, ranks[0]) if port is None else operator.index(port))
     world = shmring.world(len(ranks), address=address)
     futures = [
         client.submit(

@@ -9,7 +9,8 @@ from typing import Any
 import shmring
 
 from .._config.optional_deps import need
-from ._tasks import collect, free_port, join_address
+from .._config.settings import address_text
+from ._tasks import collect, free_port
 
 __all__ = ["join", "register_backend", "world"]
 
@@ -55,7 +56,7 @@ def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60
     address = None
     if port is not None or len({node for node, _, _ in places}) > 1:
         _, host, free = places[0]
-        address = join_address(host, free if port is None else operator.index(port))
+        address = address_text(host, free if port is None else operator.index(port))
     return shmring.world(len(places), address=address)
 
 

@@ -73,6 +73,16 @@ class Buckets:
         return self._group.adopt(buffer)
 
 
+def group_of(model: DistributedDataParallel) -> Group:
+    """Return the group of a model. TypeError for another object, ValueError for another backend."""
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel first")
+    group = model.process_group
+    if not isinstance(group, Group):
+        raise ValueError(f"the model's group is {group!r}; make it with init_process_group('shmring')")
+    return group
+
+
 def share_buckets(model: DistributedDataParallel) -> None:
     """Reduce the model's gradients without copies, from the next backward pass on. Collective.
 
@@ -81,11 +91,7 @@ def share_buckets(model: DistributedDataParallel) -> None:
     shared by a rank that ends stays valid for the others. Another model raises TypeError or ValueError, on
     this rank, at once.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel first")
-    group = model.process_group
-    if not isinstance(group, Group):
-        raise ValueError(f"the model's group is {group!r}; make it with init_process_group('shmring')")
+    group = group_of(model)
     if group.comm.num_nodes > 1:
         raise ValueError(
             f"the model's ranks are on {group.comm.num_nodes} hosts; data between hosts are always copied"

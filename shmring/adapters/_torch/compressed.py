@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...methods.compression import Compressor
-from .buckets import Buckets
+from .buckets import Buckets, group_of
 from .group import Group
 
 
@@ -68,13 +68,9 @@ def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> 
     in an ErrorFeedback. Another model raises TypeError or ValueError, and an existing hook torch's
     RuntimeError, on this rank at once, and Mismatch on ranks with a valid model.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"model is a {type(model).__name__}; wrap it in DistributedDataParallel first")
+    group = group_of(model)
     if not isinstance(compressor, Compressor):
         raise TypeError(f"compressor is {compressor!r}; make one of shmring.methods.compression")
-    group = model.process_group
-    if not isinstance(group, Group):
-        raise ValueError(f"the model's group is {group!r}; make it with init_process_group('shmring')")
     buckets = CompressedBuckets(model, group, compressor)
     try:
         _check_dtypes(model)

@@ -610,17 +610,15 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     name = _get_backend_name = getBackendName
 
-    def getRank(self) -> int:
-        return self.comm.rank
-
-    def getSize(self) -> int:
-        return self.comm.size
-
     def rank(self) -> int:
         return self.comm.rank
 
+    getRank = rank
+
     def size(self) -> int:
         return self.comm.size
+
+    getSize = size
 
     def getGroupName(self) -> str:
         return self._name
@@ -638,13 +636,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     _set_group_desc = setGroupDesc
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:

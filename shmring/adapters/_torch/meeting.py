@@ -16,7 +16,8 @@ from typing import Any
 
 import shmring
 
-from .._tasks import free_port, join_address
+from ..._config.settings import address_text
+from .._tasks import free_port
 from .unfit import Unfit
 
 _NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leaves this host
@@ -74,9 +75,8 @@ def meet_afresh(
         fields = _make_world(size, [json.loads(store.get(key)) for key in keys])
         store.set(_WORLD, json.dumps(fields))
         return _init_until(until, fields, rank, check)
-    except (
-        shmring.Error
-    ) as error:  # a rank that has not connected to this one has no other way to learn of it
+    except shmring.Error as error:
+        # A rank that has not connected to this one has no other way to learn of it.
         store.set(_FAILED, _pack_error(error))
         raise
 
@@ -181,7 +181,7 @@ def _make_world(size: int, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a new world as rank 0 tells it to the others, which have introduced themselves."""
     world = shmring.world(size)
     if any(answer["host"] != shmring.host_id() for answer in answers):
-        world = dataclasses.replace(world, address=join_address(_own_address(), free_port()))
+        world = dataclasses.replace(world, address=address_text(_own_address(), free_port()))
     return {
         "id": world.id,
         "key": world.key.hex(),

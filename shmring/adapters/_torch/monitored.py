@@ -9,9 +9,8 @@ import numpy as np
 
 import shmring
 
-_FIRST_TAG = (
-    2**31 - 1 - 1000
-)  # one tag for each barrier, so that messages of a failed barrier do not match the next
+# Each barrier has a tag, so that messages of a failed one do not match the next.
+_FIRST_TAG = 2**31 - 1 - 1000
 _LEAST_S = 1e-3
 
 
