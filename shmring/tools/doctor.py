@@ -7,19 +7,20 @@ a check that raises, gives a note.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from .._system import cpulist
+from .._system.limits import size_text
 from . import _cli, info
 from ._machine import machine, sections
 from ._machine.sections import Row
-from .info import GIB, MIB, nbytes_text
 
 Level = Literal["ok", "note", "problem"]
 _STYLES: dict[Level, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
-_DOCKER_SHM_NBYTES = 64 * MIB  # a container's default
-_LITTLE_NBYTES, _HARDLY_NBYTES = 1 * GIB, 128 * MIB  # too little for many communicators, for even one
+_DOCKER_SHM_NBYTES = 64 << 20  # a container's default
+_LITTLE_NBYTES, _HARDLY_NBYTES = 1 << 30, 128 << 20  # too little for many communicators, for even one
 _FEW_DESCRIPTORS, _TOO_FEW_DESCRIPTORS = 1024, 128
 _BASELINES = ("sse2", "scalar")
 
@@ -33,16 +34,9 @@ class Finding(NamedTuple):
     about: str = ""
 
 
-def _ok(what: str) -> Finding:
-    return Finding("ok", what)
-
-
-def _note(what: str, fix: str) -> Finding:
-    return Finding("note", what, fix)
-
-
-def _problem(what: str, fix: str) -> Finding:
-    return Finding("problem", what, fix)
+_ok = functools.partial(Finding, "ok")
+_note = functools.partial(Finding, "note")
+_problem = functools.partial(Finding, "problem")
 
 
 class _Facts(dict[str, dict[str, Any]]):
@@ -194,7 +188,7 @@ def _memory(facts: _Facts) -> Iterator[Finding]:
     fact = facts["memory"]
     if fact["limit"] is None:
         raise machine.Unknown("the kernel reports neither limits nor free memory")
-    room = f"{fact['limit']} has {nbytes_text(fact['room_nbytes'])} left"
+    room = f"{fact['limit']} has {size_text(fact['room_nbytes'])} left"
     if fact["room_nbytes"] >= _LITTLE_NBYTES:
         yield _ok(room)
     else:
@@ -217,7 +211,7 @@ def _shared_memory(facts: _Facts) -> Iterator[Finding]:
     if fact["nbytes"] is None:
         yield _ok("it is as large as memory")
         return
-    summary = f"{nbytes_text(fact['nbytes'])}, of which {nbytes_text(fact['room_nbytes'])} are left"
+    summary = f"{size_text(fact['nbytes'])}, of which {size_text(fact['room_nbytes'])} are left"
     if fact["nbytes"] <= _DOCKER_SHM_NBYTES or fact["room_nbytes"] < _HARDLY_NBYTES:
         yield short(f"it has only {summary}; {who}", fix)
     else:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from .._system import cpulist
+from .._system.limits import size_text
 from . import _cli
 from ._machine import machine, probes, sections, software
 from ._machine.sections import Row
 
 Fact = dict[str, Any]
 Report = dict[str, Fact]
-GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 _SHOWN_GROUPS = 4
 
 
@@ -125,14 +125,8 @@ def _row(found: Report, label: str, name: str, describe: Callable[[Fact], str]) 
 # ---- as text ----------------------------------------------------------------------------------------------
 
 
-def nbytes_text(nbytes: int | None) -> str:
-    """Format a size in the largest unit that is not larger than it."""
-    if nbytes is None:
-        return "unknown"
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}" if nbytes < 1000 * unit else f"{nbytes / unit:.0f} {name}"
-    return f"{nbytes} bytes"
+def _nbytes_text(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else size_text(nbytes)
 
 
 def trip_text(trip: Fact) -> str:
@@ -168,7 +162,7 @@ def _cores(fact: Fact) -> str:
 
 def _caches(fact: Fact) -> str:
     shown = [
-        f"{len(cache['shared_by'])} L{cache['level']} of {nbytes_text(cache['nbytes'])}"
+        f"{len(cache['shared_by'])} L{cache['level']} of {_nbytes_text(cache['nbytes'])}"
         f"{_groups(cache['shared_by'])}"
         for cache in fact["caches"]
         if cache["level"] > 1
@@ -202,19 +196,19 @@ def _trips(fact: Fact) -> str:
 def _copying(fact: Fact) -> str:
     all_of_them = f", {fact['together_gb_per_s']:.3g} GB/s by {fact['ranks']} at once"
     shown = f"{fact['alone_gb_per_s']:.3g} GB/s by one rank{all_of_them if fact['ranks'] > 1 else ''}"
-    return f"{shown} ({nbytes_text(fact['nbytes'])} each)"
+    return f"{shown} ({_nbytes_text(fact['nbytes'])} each)"
 
 
 def _memory(fact: Fact) -> str:
-    total = nbytes_text(fact["total_nbytes"])
-    room = f", {nbytes_text(fact['room_nbytes'])} more may be taken before a limit" if fact["limit"] else ""
+    total = _nbytes_text(fact["total_nbytes"])
+    room = f", {_nbytes_text(fact['room_nbytes'])} more may be taken before a limit" if fact["limit"] else ""
     return f"{total}{room}{': ' + fact['limit'] if fact['limit'] else ''}"
 
 
 def _shared_memory(fact: Fact) -> str:
     if fact["nbytes"] is None:
         return "as large as memory"
-    return f"{nbytes_text(fact['nbytes'])}, {nbytes_text(fact['room_nbytes'])} left"
+    return f"{_nbytes_text(fact['nbytes'])}, {_nbytes_text(fact['room_nbytes'])} left"
 
 
 def _descriptors(fact: Fact) -> str:
