@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from .. import __version__
 
 BAD_USAGE = 2
+INTERRUPTED = 130  # as a shell reports SIGINT
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_NBYTES = 1 << 40
 
@@ -35,13 +36,23 @@ class Parser(argparse.ArgumentParser):
         return options, []
 
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(complain(self.prog, f"{message} (more with {self.prog} --help)", BAD_USAGE))
+        refuse(self.prog, message)
 
 
 def complain(command: str, text: str, status: int = 1) -> int:
     """Print one line to stderr and return the exit status."""
     print(f"{command}: {text}", file=sys.stderr, flush=True)
     return status
+
+
+def refuse(command: str, text: str) -> NoReturn:
+    """Exit with status 2 after a line about wrong arguments, which points to --help."""
+    raise SystemExit(complain(command, f"{text} (more with {command} --help)", BAD_USAGE))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the class and the text of an error, without line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def seconds(text: str) -> float:

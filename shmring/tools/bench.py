@@ -28,7 +28,6 @@ from ._bench.calls import FORMS, NUMPY_DTYPES, OPS, OTHER_DTYPES, Job, Turn, dty
 from ._bench.compare import SCHEMA, Others, Unusable, curves_of, load
 from ._bench.table import Table
 
-INTERRUPTED = 130
 _WHY_ABORTED = "shmring bench was interrupted"
 _MOST_RANKS = 4096
 _DEFAULT_SIZES, _DEFAULT_RANKS = "8:64M", 2
@@ -94,12 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and return the exit status."""
     try:
         return _measure(arguments, _job(arguments))
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         raise  # the reader of the output has ended, as `head` does
     except (shmring.Error, MemoryError, OSError) as error:
-        return _cli.complain("shmring bench", _one_line(error))
+        return _cli.complain("shmring bench", _cli.in_one_line(error))
 
 
 def _measure(arguments: argparse.Namespace, job: Job) -> int:
@@ -141,7 +138,7 @@ def _with_own_ranks(arguments: argparse.Namespace, job: Job) -> int:
             reports = shmring.spawn(_rank, nranks, (job, others, arguments.json))
         except shmring.Error:
             if interrupt.came:  # before the ranks had begun
-                return INTERRUPTED
+                return _cli.INTERRUPTED
             raise
     return _finish(arguments, others, reports[0])
 
@@ -165,7 +162,7 @@ def _finish(arguments: argparse.Namespace, others: Sequence[Others], report: dic
 
 def _status(report: dict[str, Any]) -> int:
     if report["interrupted"]:
-        return INTERRUPTED
+        return _cli.INTERRUPTED
     return int(any(row["wrong"] for row in report["rows"]))
 
 
@@ -220,7 +217,7 @@ class _Forwarding:
 
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a forked rank that has not begun and has no figures
-            os._exit(INTERRUPTED)
+            os._exit(_cli.INTERRUPTED)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.came = True
         for child in multiprocessing.active_children():
@@ -232,12 +229,7 @@ class _Forwarding:
 
 
 def _refuse(text: str) -> NoReturn:
-    text = f"{text} (more with shmring bench --help)"
-    raise SystemExit(_cli.complain("shmring bench", text, _cli.BAD_USAGE))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    _cli.refuse("shmring bench", text)
 
 
 def _job(arguments: argparse.Namespace) -> Job:

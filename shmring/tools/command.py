@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .._config.optional_deps import Missing
 from .._system.processes import open_standard_streams
 from . import bench, doctor, dump, info, predict, ps, selftest, top, tune
-from ._cli import BAD_USAGE, Parser, complain
+from ._cli import BAD_USAGE, INTERRUPTED, Parser, complain
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout, such as a file on a full disk
 _COMMANDS = (info, doctor, selftest, bench, predict, tune, ps, top, dump)  # as --help shows them
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Missing as error:
         return complain(arguments.prog, str(error), BAD_USAGE)
     except KeyboardInterrupt:  # without a traceback, as other commands end
-        return 128 + signal.SIGINT
+        return INTERRUPTED
     except BrokenPipeError:  # the reader closed the pipe, as `head` does; keep the interpreter silent at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

@@ -79,10 +79,9 @@ def report(root: Path = machine.ROOT, *, measures: bool = True) -> Report:
 
 def reason(error: Exception) -> str:
     """Return in one line why something is unknown."""
-    text = " ".join(str(error).split())
     if isinstance(error, machine.Unknown):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return " ".join(str(error).split())
+    return _cli.in_one_line(error).removesuffix(":")
 
 
 def add_to(commands: Any) -> None:

@@ -23,7 +23,6 @@ from ._bench.compare import SCHEMA as BENCH_SCHEMA
 from ._bench.compare import Unusable, read
 
 SCHEMA = 1
-INTERRUPTED = 130
 NINE_TENTHS = 0.9
 _MOST_GRADIENT_NBYTES = 1 << 60
 _MEASURED = Job("all_reduce", _cli.sizes("64:16M"), seconds=0.05)
@@ -87,11 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = _report(arguments, _source(arguments))
     except Unusable as error:
         _refuse(str(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except (shmring.Error, MemoryError, OSError) as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _cli.complain("shmring predict", text)
+        return _cli.complain("shmring predict", _cli.in_one_line(error))
     if arguments.plot:
         figure_of(report).savefig(arguments.plot, dpi=110)
     if arguments.json:
@@ -192,7 +188,7 @@ def _report(arguments: argparse.Namespace, source: Source) -> dict[str, Any]:
 
 
 def _times(
-    nbytes: float, ranks: int, link: model.Link, wire: model.Link | None = None, hosts: int = 1
+    nbytes: float, ranks: int, link: model.Link, wire: model.Link | None, hosts: int
 ) -> dict[str, float]:
     if wire is None:
         times = {name: model.seconds(name, nbytes, ranks, link) for name in model.ALGORITHMS}
@@ -297,8 +293,7 @@ def figure_of(report: dict[str, Any]) -> Any:
 
 
 def _refuse(text: str) -> NoReturn:
-    text = f"{text} (more with shmring predict --help)"
-    raise SystemExit(_cli.complain("shmring predict", text, _cli.BAD_USAGE))
+    _cli.refuse("shmring predict", text)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ import shmring
 
 from .._config.settings import Survey
 from .._system import segments
+from ._cli import in_one_line
 
 Array = np.ndarray[Any, Any]
 
@@ -237,7 +238,7 @@ def _in_rank(comm: shmring.Comm) -> list[Tally]:
         try:
             family(comm, tally)
         except Exception as error:
-            tally.problems.append(_told(error))
+            tally.problems.append(in_one_line(error))
             break
         finally:
             tally.seconds = time.perf_counter() - began
@@ -252,7 +253,7 @@ def checks() -> Iterator[Check]:
     try:
         before, unseen = _held(), None
     except OSError as error:  # without /proc
-        before, unseen = set(), _told(error)
+        before, unseen = set(), in_one_line(error)
     for segment in SEGMENTS:
         yield from _in_segment(segment)
     yield _single("a killed rank is named, the others go on", _a_killed_rank)
@@ -277,11 +278,11 @@ def _refusal(segment: str) -> str | None:
     try:
         fd = segments.create(ROOM_NBYTES, kind=segment)
     except (shmring.Error, OSError) as error:
-        return _told(error)
+        return in_one_line(error)
     try:
         segments.allocate(fd, 0, ROOM_NBYTES, purpose="the self-test")
     except (shmring.Error, OSError) as error:
-        return _told(error)
+        return in_one_line(error)
     finally:
         os.close(fd)
     return None
@@ -295,7 +296,7 @@ def _calls(segment: str, nprocs: int) -> Iterator[Check]:
             # A fork server would give the ranks the environment in which the server began.
             ranks = shmring.spawn(_in_rank, nprocs, timeout=LIMIT_S, method="fork")
     except Exception as error:
-        yield Check(where, 0, 0.0, _told(error))
+        yield Check(where, 0, 0.0, in_one_line(error))
         return
     for number, family in enumerate(FAMILIES):
         here = {rank: found[number] for rank, found in enumerate(ranks) if len(found) > number}
@@ -312,12 +313,8 @@ def _single(name: str, check: Callable[[], int]) -> Check:
     try:
         results = check()
     except Exception as error:
-        problem = _told(error)
+        problem = in_one_line(error)
     return Check(name, results, time.perf_counter() - began, problem)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _expect(got: Any, want: Any) -> int:

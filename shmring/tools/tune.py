@@ -34,7 +34,6 @@ _PURPOSE = (
     "Measure the best thresholds for this machine and save them for this user's processes. Takes some "
     "minutes, during which the machine should be idle."
 )
-_BROKEN_OFF = 130  # as a shell reports SIGINT
 KIB, MIB = 1 << 10, 1 << 20
 LEAST_S = 4.0  # rounds of a question that has less time are too few
 WORTH = 0.97  # a candidate needs at most this part of the present value's time on average
@@ -297,7 +296,7 @@ def run(options: argparse.Namespace) -> int:
     except (shmring.Error, ValueError, OSError) as error:
         return _cli.complain("shmring tune", " ".join(str(error).split()), _cli.BAD_USAGE)
     except KeyboardInterrupt:
-        return _cli.complain("shmring tune", "interrupted; nothing is written", _BROKEN_OFF)
+        return _cli.complain("shmring tune", "interrupted; nothing is written", _cli.INTERRUPTED)
 
 
 def _check(options: argparse.Namespace) -> None:
