@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -367,11 +367,8 @@ def _check(reducers: tuple[int, ...], size: int, chunk_nbytes: int, depth: int) 
 
 def _workers_by_host(nodes: list[int], reducers: tuple[int, ...]) -> list[list[int]]:
     workers = [rank for rank in range(len(nodes)) if rank not in reducers]
-    return [list(_on(node, workers, nodes)) for node in sorted({nodes[rank] for rank in workers})]
-
-
-def _on(node: int, ranks: list[int], nodes: list[int]) -> Iterator[int]:
-    return (rank for rank in ranks if nodes[rank] == node)
+    nodes_of_workers = sorted({nodes[rank] for rank in workers})
+    return [[rank for rank in workers if nodes[rank] == node] for node in nodes_of_workers]
 
 
 def _said(call: _Array) -> str:

@@ -39,7 +39,7 @@ def facts(comm: shmring.Comm, job: Job) -> dict[str, Any]:
     large = np.ones(_LARGE_ITEMS, "f4")
     for _ in range(_LOOKS):
         comm.all_reduce(large, "max")
-        if _total(comm, comm.stats()["round_trip_ns"]):
+        if comm.all_reduce(comm.stats()["round_trip_ns"]):
             break
         time.sleep(_LOOK_S)
     comm.all_reduce(large, "max")  # uses the measured distance
@@ -83,11 +83,11 @@ def _row(comm: shmring.Comm, job: Job, count: int, sample_ns: float) -> dict[str
     turn = Turn(comm, job, count)
     turn.call()
     path = comm.stats()["path"]
-    wrong = _total(comm, turn.wrong()) if job.check else None
+    wrong = comm.all_reduce(turn.wrong()) if job.check else None
     turn.refill()
     us, loops = _timed(comm, job, turn, sample_ns)
     if wrong is not None:
-        wrong += _total(comm, turn.wrong())
+        wrong += comm.all_reduce(turn.wrong())
     del turn  # the copies below need as much memory again
     median = float(np.median(us))
     gb_s = nbytes / median * 1e-3 if median else 0.0
@@ -167,21 +167,13 @@ def _loops(comm: shmring.Comm, timer: Timer, sample_ns: float) -> tuple[int, flo
     fitting: list[float] = []
     while len(fitting) < 2:
         comm.barrier()
-        took = np.array([timer.timeit(loops)], "f8")
-        comm.all_reduce(took, "max")
-        took_ns = max(float(took[0]), 1.0)
+        took_ns = max(comm.all_reduce(timer.timeit(loops), "max"), 1.0)
         if took_ns > sample_ns / 2:
             fitting.append(took_ns / loops)
         else:
             fitting.clear()
             loops = max(loops + 1, round(loops * min(GROWTH, sample_ns / took_ns)))
     return loops, min(fitting)
-
-
-def _total(comm: shmring.Comm, number: int) -> int:
-    total = np.array(number)
-    comm.all_reduce(total)
-    return int(total)
 
 
 def _machine() -> dict[str, str]:
