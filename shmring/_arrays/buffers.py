@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -137,19 +138,12 @@ def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
     if not isinstance(interface.get("data"), tuple):  # for example a PIL image: it makes the bytes on request
         raise TypeError(f"{what} is a {type(x).__name__} that does not say where it lies; pass np.array(...)")
     address, readonly = interface["data"]
-    count = _product(interface["shape"])
+    count = math.prod(interface["shape"])
     c_order, f_order = _orders(interface["shape"], interface.get("strides"), dtype.itemsize)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
     name = dtype.name if dtype.isnative else dtype.str
     return Buffer(address, count, name, bool(readonly), not c_order, x)
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def _orders(shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> tuple[bool, bool]:
@@ -275,7 +269,7 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
     c_order, f_order = _orders(shape, strides, 1)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
-    count = _product(shape)
+    count = math.prod(shape)
     if not tensor.data and count > 0:  # torch's fake and functional tensors
         raise TypeError(f"{what} is a {type(x).__name__} of {count} elements that has no memory of its own")
     address = (tensor.data or 0) + tensor.byte_offset
