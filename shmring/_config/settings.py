@@ -122,10 +122,10 @@ class Settings:
             )
 
 
-def replaced_backend(environ: Mapping[str, str] = os.environ) -> str | None:
+def replaced_backend() -> str | None:
     """Return the value of SHMRING_REPLACES alone. Raises ValueError if it is wrong."""
     name = "SHMRING_REPLACES"
-    return Settings.from_environment({name: environ.get(name, "")}).replaces
+    return Settings.from_environment({name: os.environ.get(name, "")}).replaces
 
 
 @dataclass(frozen=True)

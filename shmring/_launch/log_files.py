@@ -51,7 +51,7 @@ def restart_directory(directory: str, attempt: int) -> str:
     return os.path.join(directory, f"restart-{attempt}")
 
 
-def create_logs(directory: str, ranks: Sequence[int], restarts: int = 0) -> dict[int, tuple[Log, Log]]:
+def create_logs(directory: str, ranks: Sequence[int], restarts: int) -> dict[int, tuple[Log, Log]]:
     """Create the files of these ranks in a directory, which is made. Raises OSError if a file cannot be made.
 
     Files for the coming `restarts` must not exist either.

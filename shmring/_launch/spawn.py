@@ -597,11 +597,14 @@ class _Launch:
 
     def _result_of(self, rank: int, blob: bytearray) -> Any:
         try:
-            return _unpickled_result(rank, blob)
-        except RuntimeError as error:
-            if self._keeps_going:
-                return error
-            raise
+            return pickle.loads(blob)
+        except Exception as error:
+            problem = RuntimeError(f"the result of rank {rank} cannot be unpickled here: {error}")
+            problem.rank = rank  # type: ignore[attr-defined]
+            if not self._keeps_going:
+                raise problem from error
+            problem.__cause__ = error
+            return problem
 
     def _register(self, rank: _Rank) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.unsent else 0)
@@ -680,12 +683,3 @@ class _Launch:
                 return
             # join() is not used: it waits for the sentinel, which a rank's children may hold open.
             wait([process.sentinel for process in running], min(left_s, _POLL_S))
-
-
-def _unpickled_result(rank: int, blob: bytearray) -> Any:
-    try:
-        return pickle.loads(blob)
-    except Exception as error:
-        problem = RuntimeError(f"the result of rank {rank} cannot be unpickled here: {error}")
-        problem.rank = rank  # type: ignore[attr-defined]
-        raise problem from error

@@ -87,7 +87,6 @@ def allocate(fd: int, offset: int, nbytes: int, *, purpose: str) -> None:
     cgroup. A failed call frees the pages of the range, so the range must hold no data yet.
     """
     limits = MemoryLimits()
-    _check_room(fd, nbytes, nbytes, limits, purpose)
     done = 0
     while done < nbytes:
         piece = min(_PIECE_NBYTES, nbytes - done)
