@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from .messages import IN_PLACE, handle, simple, simple_with_gaps, typed_pieces, 
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
 from .types import Datatype
+
+_Prepare = TypeVar("_Prepare", bound=Callable[..., Any])
 
 
 def _is_in_place(spec: Any) -> bool:
@@ -60,7 +62,7 @@ class Part(Call):
         self.out[...] = self.part
 
 
-def _refusing(kind: str) -> Any:
+def _refusing(kind: str) -> Callable[[_Prepare], _Prepare]:
     """Return a decorator of methods that prepare a call; see `Collectives._refusing`."""
 
     def decorate(prepare: Any) -> Any:
