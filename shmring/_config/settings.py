@@ -11,11 +11,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
-
-T = TypeVar("T")
-D = TypeVar("D")
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 SEGMENTS = ("memfd", "posix")
 ALGORITHMS = (
@@ -32,36 +29,156 @@ CACHE_LINE_NBYTES = 64
 DEFAULT_PORT = 21717  # below the ports that kernels assign to outgoing connections
 
 
+def _wrong(name: str, text: str, allowed: str) -> ValueError:
+    return ValueError(f"{name} is {text[:64]!r}; allowed: {allowed}")
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number if text is at most 30 ASCII digits, else None. No setting needs more digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 30 else None
+
+
+def _integer(least: int, most: int) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
+            raise _wrong(name, text, f"a whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def _range(least: int, most: int) -> Callable[[str, str], tuple[int, int]]:
+    def parse(name: str, text: str) -> tuple[int, int]:
+        first, last = map(whole_number, text.partition("-")[::2])
+        if first is None or last is None or not least <= first <= last <= most:
+            raise _wrong(name, text, f"first-last, such as 25000-25999, within {least} to {most}")
+        return first, last
+
+    return parse
+
+
+def _size(least: int, most: int) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        digits, factor = text, 1
+        if text[-1:].upper() in ("K", "M"):
+            digits, factor = text[:-1], {"K": 1 << 10, "M": 1 << 20}[text[-1:].upper()]
+        nbytes = (whole_number(digits) or 0) * factor
+        if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
+            raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
+        return nbytes
+
+    return parse
+
+
+def _size_or_off(least: int, most: int) -> Callable[[str, str], int | None]:
+    def parse(name: str, text: str) -> int | None:
+        if text.lower() in ("auto", "off"):
+            return 0 if text.lower() == "off" else None
+        try:
+            return _size(least, most)(name, text)
+        except ValueError as error:
+            raise _wrong(name, text, f"auto, off, or {str(error).partition('allowed: ')[2]}") from None
+
+    return parse
+
+
+def _power_of_two(least: int, most: int) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        with contextlib.suppress(ValueError):
+            nbytes = _size(least, most)(name, text)
+            if nbytes & (nbytes - 1) == 0:
+                return nbytes
+        raise _wrong(name, text, f"a power of two from {least} to {most}, such as 512 or 64K")
+
+    return parse
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds <= 1e9:  # also refuses nan
+        raise _wrong(name, text, "seconds, more than 0 (such as 0.5 or 1800)")
+    return seconds
+
+
+def _seconds_or_none(name: str, text: str) -> float:
+    try:
+        return 0.0 if float(text) == 0 else _seconds(name, text)
+    except ValueError:
+        raise _wrong(name, text, "seconds (such as 60), or 0 for none") from None
+
+
+def _choice(allowed: tuple[str, ...]) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.lower() not in allowed:
+            raise _wrong(name, text, ", ".join(allowed))
+        return text.lower()
+
+    return parse
+
+
+def _text(most: int) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if len(text.encode("utf-8", "surrogateescape")) > most or not text.isprintable():
+            raise _wrong(name, text, f"printable text of at most {most} bytes")
+        return text
+
+    return parse
+
+
+def _flag(name: str, text: str) -> bool:
+    return _integer(0, 1)(name, text) == 1
+
+
+def _setting(variable: str, parse: Callable[[str, str], Any], default: Any = None) -> Any:
+    """Return the field of a dataclass that has what `parse` finds in a variable."""
+    return field(default=default, metadata={"variable": variable, "parse": parse})
+
+
 @dataclass(frozen=True)
 class Settings:
     """The values of the SHMRING_* variables; None or "auto": not set."""
 
-    rank: int | None = None
-    size: int | None = None
-    addr: str | None = None
-    port: int | None = None
-    ports: tuple[int, int] | None = None  # first and last port to listen on for ranks of other hosts
-    key: bytes | None = field(default=None, repr=False)
-    node: str | None = None
-    timeout_s: float = 1800.0
-    stall_s: float = 60.0  # warn of a call that waits longer; 0: never
-    segment: str = "memfd"
-    chunk_nbytes: int | None = None
-    depth: int | None = None
-    isa: str = "auto"
-    algorithm: str = "auto"
-    path: str = "auto"
-    single_copy_nbytes: int | None = None  # least size of a single copy; 0: never
-    trace: str | None = None
-    ended_fd: int | None = None  # where shmrun records which ranks have ended
-    restart: int = 0  # restarts of this job by shmrun so far, for the script
-    joined: int | None = None  # the process that has joined as this rank, for processes that it starts
-    mpi4py: bool = False  # let `import mpi4py` mean shmring's stand-in
-    replaces: str | None = None  # the backend of torch.distributed in whose place shmring stands
-    tuning: str = "auto"  # "none", or a file; rank 0's value holds
-    wire_slice_nbytes: int = 0  # bytes sent between hosts at once; 0: as tuned; rank 0's value holds
-    message_ring_nbytes: int = 0  # 0: by the number of ranks; tests use small rings
-    first_seq: int = 0  # first sequence number; tests start near the wrap of 32 and 64 bits
+    rank: int | None = _setting("SHMRING_RANK", _integer(0, MAX_RANKS - 1))
+    size: int | None = _setting("SHMRING_SIZE", _integer(1, MAX_RANKS))
+    addr: str | None = _setting("SHMRING_ADDR", _text(256))
+    port: int | None = _setting("SHMRING_PORT", _integer(1, 65535))
+    # First and last port to listen on for ranks of other hosts.
+    ports: tuple[int, int] | None = _setting("SHMRING_PORTS", _range(1, 65535))
+    key: bytes | None = field(default=None, repr=False)  # of SHMRING_KEY or SHMRING_KEY_FILE
+    node: str | None = _setting("SHMRING_NODE", _text(64))
+    timeout_s: float = _setting("SHMRING_TIMEOUT", _seconds, 1800.0)
+    stall_s: float = _setting("SHMRING_STALL", _seconds_or_none, 60.0)  # warn of a longer wait; 0: never
+    segment: str = _setting("SHMRING_SEGMENT", _choice(SEGMENTS), "memfd")
+    chunk_nbytes: int | None = _setting("SHMRING_CHUNK", _size(64, 1 << 30))
+    depth: int | None = _setting("SHMRING_DEPTH", _integer(2, 4096))
+    isa: str = _setting("SHMRING_ISA", _choice(ISAS), "auto")
+    algorithm: str = _setting("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto")
+    path: str = _setting("SHMRING_PATH", _choice(PATHS), "auto")
+    # Least size of a single copy; 0: never.
+    single_copy_nbytes: int | None = _setting(
+        "SHMRING_SINGLE_COPY", _size_or_off(LEAST_SINGLE_COPY_NBYTES, 1 << 40)
+    )
+    trace: str | None = _setting("SHMRING_TRACE", _text(4096))
+    # Descriptor of the file in which shmrun records the ranks that have ended.
+    ended_fd: int | None = _setting("SHMRING_ENDED_FD", _integer(0, 2**31 - 1))
+    # Restarts of this job by shmrun so far, for the script.
+    restart: int = _setting("SHMRING_RESTART", _integer(0, 1_000_000), 0)
+    # The process that has joined as this rank, for processes that it starts.
+    joined: int | None = _setting("SHMRING_JOINED", _integer(1, 2**31 - 1))
+    mpi4py: bool = _setting("SHMRING_MPI4PY", _flag, False)  # `import mpi4py` means shmring's stand-in
+    # The backend of torch.distributed in whose place shmring stands.
+    replaces: str | None = _setting("SHMRING_REPLACES", _choice(REPLACED))
+    tuning: str = _setting("SHMRING_TUNING", _text(4096), "auto")  # "none", or a file; rank 0's value holds
+    # Bytes sent between hosts at once; 0: as tuned; rank 0's value holds.
+    wire_slice_nbytes: int = _setting("SHMRING_WIRE_SLICE", _size(4096, 1 << 28), 0)
+    # 0: by the number of ranks; tests use small rings.
+    message_ring_nbytes: int = _setting("SHMRING_MESSAGE_RING", _power_of_two(512, 1 << 30), 0)
+    # First sequence number; tests start near the wrap of 32 and 64 bits.
+    first_seq: int = _setting("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0)
 
     @classmethod
     def from_environment(
@@ -71,42 +188,13 @@ class Settings:
 
         `timeout_s` is the timeout without SHMRING_TIMEOUT.
         """
-
-        def read(name: str, parse: Callable[[str, str], T], default: D) -> T | D:
+        found: dict[str, Any] = {"key": _key(environ), "timeout_s": timeout_s}
+        for setting in fields(cls):
             # An empty variable counts as unset: `SHMRING_CHUNK= python …` is how a shell removes one.
-            text = environ.get(name, "").strip()
-            return parse(name, text) if text else default
-
-        settings = cls(
-            rank=read("SHMRING_RANK", _integer(0, MAX_RANKS - 1), None),
-            size=read("SHMRING_SIZE", _integer(1, MAX_RANKS), None),
-            addr=read("SHMRING_ADDR", _text(256), None),
-            port=read("SHMRING_PORT", _integer(1, 65535), None),
-            ports=read("SHMRING_PORTS", _range(1, 65535), None),
-            key=_key(environ),
-            node=read("SHMRING_NODE", _text(64), None),
-            timeout_s=read("SHMRING_TIMEOUT", _seconds, timeout_s),
-            stall_s=read("SHMRING_STALL", _seconds_or_none, 60.0),
-            segment=read("SHMRING_SEGMENT", _choice(SEGMENTS), "memfd"),
-            chunk_nbytes=read("SHMRING_CHUNK", _size(64, 1 << 30), None),
-            depth=read("SHMRING_DEPTH", _integer(2, 4096), None),
-            isa=read("SHMRING_ISA", _choice(ISAS), "auto"),
-            algorithm=read("SHMRING_ALGORITHM", _choice(ALGORITHMS), "auto"),
-            path=read("SHMRING_PATH", _choice(PATHS), "auto"),
-            single_copy_nbytes=read(
-                "SHMRING_SINGLE_COPY", _size_or_off(LEAST_SINGLE_COPY_NBYTES, 1 << 40), None
-            ),
-            ended_fd=read("SHMRING_ENDED_FD", _integer(0, 2**31 - 1), None),
-            restart=read("SHMRING_RESTART", _integer(0, 1_000_000), 0),
-            joined=read("SHMRING_JOINED", _integer(1, 2**31 - 1), None),
-            mpi4py=read("SHMRING_MPI4PY", _integer(0, 1), 0) == 1,
-            replaces=read("SHMRING_REPLACES", _choice(REPLACED), None),
-            trace=read("SHMRING_TRACE", _text(4096), None),
-            tuning=read("SHMRING_TUNING", _text(4096), "auto"),
-            wire_slice_nbytes=read("SHMRING_WIRE_SLICE", _size(4096, 1 << 28), 0),
-            message_ring_nbytes=read("SHMRING_MESSAGE_RING", _power_of_two(512, 1 << 30), 0),
-            first_seq=read("SHMRING_FIRST_SEQ", _integer(0, (1 << 64) - 1), 0),
-        )
+            variable = setting.metadata.get("variable", "")
+            if variable and (text := environ.get(variable, "").strip()):
+                found[setting.name] = setting.metadata["parse"](variable, text)
+        settings = cls(**found)
         settings._check_rank_and_size()
         return settings
 
@@ -215,106 +303,6 @@ def _is_host(text: str) -> bool:
     with contextlib.suppress(ValueError):
         return bool(ipaddress.IPv6Address(text))
     return False
-
-
-def _wrong(name: str, text: str, allowed: str) -> ValueError:
-    return ValueError(f"{name} is {text[:64]!r}; allowed: {allowed}")
-
-
-def whole_number(text: str) -> int | None:
-    """Return the number if text is at most 30 ASCII digits, else None. No setting needs more digits."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 30 else None
-
-
-def _integer(least: int, most: int) -> Callable[[str, str], int]:
-    def parse(name: str, text: str) -> int:
-        number = whole_number(text)
-        if number is None or not least <= number <= most:
-            raise _wrong(name, text, f"a whole number from {least} to {most}")
-        return number
-
-    return parse
-
-
-def _range(least: int, most: int) -> Callable[[str, str], tuple[int, int]]:
-    def parse(name: str, text: str) -> tuple[int, int]:
-        first, last = map(whole_number, text.partition("-")[::2])
-        if first is None or last is None or not least <= first <= last <= most:
-            raise _wrong(name, text, f"first-last, such as 25000-25999, within {least} to {most}")
-        return first, last
-
-    return parse
-
-
-def _size(least: int, most: int) -> Callable[[str, str], int]:
-    def parse(name: str, text: str) -> int:
-        digits, factor = text, 1
-        if text[-1:].upper() in ("K", "M"):
-            digits, factor = text[:-1], {"K": 1 << 10, "M": 1 << 20}[text[-1:].upper()]
-        nbytes = (whole_number(digits) or 0) * factor
-        if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
-            raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
-        return nbytes
-
-    return parse
-
-
-def _size_or_off(least: int, most: int) -> Callable[[str, str], int | None]:
-    def parse(name: str, text: str) -> int | None:
-        if text.lower() in ("auto", "off"):
-            return 0 if text.lower() == "off" else None
-        try:
-            return _size(least, most)(name, text)
-        except ValueError as error:
-            raise _wrong(name, text, f"auto, off, or {str(error).partition('allowed: ')[2]}") from None
-
-    return parse
-
-
-def _power_of_two(least: int, most: int) -> Callable[[str, str], int]:
-    def parse(name: str, text: str) -> int:
-        with contextlib.suppress(ValueError):
-            nbytes = _size(least, most)(name, text)
-            if nbytes & (nbytes - 1) == 0:
-                return nbytes
-        raise _wrong(name, text, f"a power of two from {least} to {most}, such as 512 or 64K")
-
-    return parse
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds <= 1e9:  # also refuses nan
-        raise _wrong(name, text, "seconds, more than 0 (such as 0.5 or 1800)")
-    return seconds
-
-
-def _seconds_or_none(name: str, text: str) -> float:
-    try:
-        return 0.0 if float(text) == 0 else _seconds(name, text)
-    except ValueError:
-        raise _wrong(name, text, "seconds (such as 60), or 0 for none") from None
-
-
-def _choice(allowed: tuple[str, ...]) -> Callable[[str, str], str]:
-    def parse(name: str, text: str) -> str:
-        if text.lower() not in allowed:
-            raise _wrong(name, text, ", ".join(allowed))
-        return text.lower()
-
-    return parse
-
-
-def _text(most: int) -> Callable[[str, str], str]:
-    def parse(name: str, text: str) -> str:
-        if len(text.encode("utf-8", "surrogateescape")) > most or not text.isprintable():
-            raise _wrong(name, text, f"printable text of at most {most} bytes")
-        return text
-
-    return parse
 
 
 def _key(environ: Mapping[str, str]) -> bytes | None:
