@@ -34,11 +34,9 @@ class VectorCall(Call):
         self.finish = taken and taken.finish
 
     def perform(self) -> None:
-        """Run it."""
         getattr(self.context.comm, self.name)(*self.arguments, **self.keywords)
 
     def begin(self) -> Any:
-        """Begin it."""
         return getattr(self.context.comm, self.name)(*self.arguments, **self.keywords, async_op=True)
 
 
@@ -49,15 +47,12 @@ class Part(Call):
         self.context, self.whole, self.part, self.out = whole.context, whole, part, out
 
     def perform(self) -> Any:
-        """Run the reduction."""
         return self.whole.perform()
 
     def begin(self) -> Any:
-        """Begin the reduction."""
         return self.whole.begin()
 
     def conclude(self) -> None:
-        """Copy the part."""
         self.whole.conclude()
         self.out[...] = self.part
 

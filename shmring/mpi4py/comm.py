@@ -70,7 +70,6 @@ class Communicator(Context):
                 transfer.wait(max(0, deadline_s - time.monotonic()))
 
     def lock_of(self, key: Any) -> threading.Lock:
-        """Return the lock of a key."""
         return self.locks.setdefault(key, threading.Lock())
 
     def failure(self, code: int | None, reason: Any) -> BaseException:

@@ -27,11 +27,9 @@ class FoldCall(Call):
         self.gathered: Any = None
 
     def perform(self) -> Any:
-        """Gather the arrays."""
         return self._gather(False)
 
     def begin(self) -> Any:
-        """Begin to gather the arrays."""
         return self._gather(True)
 
     def _gather(self, async_op: bool) -> Any:
@@ -43,7 +41,6 @@ class FoldCall(Call):
         return comm.all_gather(x, out=self.gathered, async_op=async_op)
 
     def conclude(self) -> None:
-        """Combine the arrays."""
         if self.gathered is None or self.taken is None:
             return
         arrays = self.gathered.view(self.given.type.dtype).reshape(self.context.size, -1)

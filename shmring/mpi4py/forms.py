@@ -21,29 +21,23 @@ class Again(Call):
         self.context, self.call, self.prepare, self.empty = call.context, call, prepare, call.empty
 
     def begin(self) -> Any:
-        """Begin the call."""
         self.call = self.prepare()
         return self.call.begin()
 
     def begin_beside_threads(self) -> Any:
-        """Begin the call while there are other threads."""
         self.call = self.prepare()
         return self.call.begin_beside_threads()
 
     def is_done_beside_threads(self, work: Any) -> bool:
-        """Return whether the call is complete."""
         return bool(self.call.is_done_beside_threads(work))
 
     def wait_beside_threads(self, work: Any) -> Any:
-        """Wait until the call is complete."""
         return self.call.wait_beside_threads(work)
 
     def cancel(self, work: Any) -> bool:
-        """Cancel the call, where it can be cancelled."""
         return bool(self.call.cancel(work))
 
     def conclude(self) -> Any:
-        """Do what is left when the call is complete."""
         return self.call.conclude()
 
 

@@ -40,11 +40,9 @@ class NeighborCall(MessageCall):
         ]
 
     def perform(self) -> None:
-        """Exchange the messages."""
         self.begin().wait()
 
     def begin(self) -> Several:
-        """Begin to exchange the messages."""
         comm = self.context.comm
         received = [comm.irecv(x, peer, tag, context=_LIBRARY) for x, peer, tag in self.received]
         sent = [comm.isend(x, peer, tag, context=_LIBRARY) for x, peer, tag in self.sent]

@@ -35,7 +35,6 @@ class Ask(MessageCall):
         self.data: Any = None
 
     def perform(self) -> Any:
-        """Receive the object."""
         source = -1 if self.source == ANY_SOURCE else self.source
         found = self.context.comm.probe(source, self.tag)
         self.data = np.empty(found.nbytes, np.uint8)
@@ -50,7 +49,6 @@ class Ask(MessageCall):
         return turns.wait_for(turns.take(message.irecv, self.data))
 
     def conclude(self) -> Any:
-        """Return the object."""
         return _object_in(self.data)
 
 
@@ -62,12 +60,10 @@ class Awaiting(MessageCall):
         self.transfer: Any = None
 
     def begin(self) -> Any:
-        """Begin to receive."""
         self.transfer = self.received.begin()
         return self.transfer
 
     def conclude(self) -> Any:
-        """Return the object."""
         found = self.transfer.wait()
         return _object_in(self.room[: found.nbytes]) if found is not None else None
 

@@ -43,7 +43,6 @@ class Both(Several):
         self.received = received
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait for both."""
         super().wait(timeout)
         return None if self.received is None else self.received.wait()
 
@@ -56,11 +55,9 @@ class Exchange(MessageCall):
         self.finish = received.finish
 
     def perform(self) -> Any:
-        """Send and receive."""
         return self.begin().wait()
 
     def begin(self) -> Both:
-        """Begin to send and to receive."""
         received = self.received.begin()
         return Both(self.sent.begin(), received)
 
@@ -130,11 +127,9 @@ class Synchronous(MessageCall):
         self.context, self.sent, self.empty = context, sent, sent.empty
 
     def perform(self) -> None:
-        """Send the message, and wait until it is received."""
         self.context.comm.send(self.sent.x, self.sent.peer, self.sent.tag, matched=True)
 
     def begin(self) -> Any:
-        """Begin to send the message."""
         return self.context.comm.isend(self.sent.x, self.sent.peer, self.sent.tag, matched=True)
 
 
@@ -152,11 +147,9 @@ class Taking(MessageCall):
         self.context, self.message, self.room = arrived.context, arrived.message, room
 
     def perform(self) -> Any:
-        """Receive the message."""
         return self.message.recv(self.room)
 
     def begin(self) -> Any:
-        """Begin to receive the message."""
         return self.message.irecv(self.room)
 
 
