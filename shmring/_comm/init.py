@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from .._bootstrap.environment import ended_ranks_check
 from .._bootstrap.framed_socket import Check
-from .._bootstrap.join import Joined, World, join, world_from_environment
+from .._bootstrap.join import World, world_from_environment
 from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
 from .._lifecycle.startup import join_and_begin
@@ -84,12 +84,9 @@ def init(
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
-    def join_world() -> Joined:
-        return join(world, rank, timeout_s=timeout_s, check=check)
-
     parts = None
     try:
-        parts = join_and_begin(join_world, settings, timeout_s, key=world.key)
+        parts = join_and_begin(world, rank, settings, timeout_s, check=check)
         comm = Comm(*parts, epoch=world.epoch)
     except BaseException:
         if parts is not None:

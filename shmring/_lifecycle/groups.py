@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from .._bootstrap.join import Joined, World, join
+from .._bootstrap.join import World
 from .._system.deadline import Deadline
 from .._system.limits import explain
 from ..errors import Error, Mismatch, RankFailed
@@ -121,20 +121,17 @@ def form_across(
                     raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
             world = internode.world(len(ranks), answers[ranks[0]])
 
-            def join_group() -> Joined:
-                return join(
+            with _as_the_parents(RankFailed, engine.poll):
+                parts = join_and_begin(
                     world,
                     ranks.index(comm.rank),
-                    timeout_s=deadline.timeout_s(),
-                    node=settings.node,
+                    settings,
+                    engine.timeout_s,
+                    deadline=deadline,
                     check=engine.poll,
                     listener=listener,
                     is_invited=True,
-                )
-
-            with _as_the_parents(RankFailed, engine.poll):
-                parts = join_and_begin(
-                    join_group, settings, engine.timeout_s, key=world.key, deadline=deadline, parent=engine
+                    parent=engine,
                 )
                 return parts, tuple(ranks)
     except BaseException:
@@ -168,20 +165,16 @@ def form_of_callers(
                 key = hashlib.sha256(internode.key + secret).digest()  # the secret may have travelled
                 listener, address = _meeting_point(internode, settings, ranks, rank == ranks[0], share)
             world = World(hashlib.sha256(b"group" + secret).hexdigest(), key, len(ranks), address)
-
-            def join_group() -> Joined:
-                return join(
-                    world,
-                    ranks.index(rank),
-                    timeout_s=deadline.timeout_s(),
-                    node=settings.node,
-                    check=check,
-                    listener=listener,
-                    is_invited=address is not None,
-                )
-
             parts = join_and_begin(
-                join_group, settings, engine.timeout_s, key=key, deadline=deadline, parent=engine
+                world,
+                ranks.index(rank),
+                settings,
+                engine.timeout_s,
+                deadline=deadline,
+                check=check,
+                listener=listener,
+                is_invited=address is not None,
+                parent=engine,
             )
             return parts
     except BaseException:

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
-from .._bootstrap.join import Joined, World, check_nprocs, join
+from .._bootstrap.join import World, check_nprocs
 from .._config.settings import parse_address
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, agreed
@@ -154,18 +154,17 @@ def _meet(
     meeting: _Meeting | None,
     deadline: Deadline,
 ) -> CommParts:
-    def join_world() -> Joined:
-        return join(
+    listener = None if meeting is None else meeting.listener
+    try:
+        return join_and_begin(
             world,
             comm.rank,
-            timeout_s=deadline.timeout_s(),
-            node=settings.node,
+            settings,
+            engine.timeout_s,
+            deadline=deadline,
             check=engine.poll,
-            listener=None if meeting is None else meeting.listener,
+            listener=listener,
         )
-
-    try:
-        return join_and_begin(join_world, settings, engine.timeout_s, key=world.key, deadline=deadline)
     except RankFailed as error:
         if error.rank is not None and error.rank < comm.size:
             raise_soon(engine.poll)  # as the old communicator's error, so that all its ranks learn of it

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._bootstrap.join import Joined, join
 from .._bootstrap.world import World
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, Timeout
@@ -114,22 +113,16 @@ class _Meetings:
         world_id, _, address = lowest.invitation.partition(" ")
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
-        deadline = Deadline(self._timeout_s)
-
-        def join_members() -> Joined:
-            with listener or contextlib.nullcontext():
-                return join(
-                    World(world_id, key, len(members), address or None),
-                    members.index(self._ranks.rank),
-                    timeout_s=self._timeout_s,
-                    node=failed.settings.node,
-                    check=check,
-                    listener=listener,
-                )
-
-        return join_and_begin(
-            join_members, failed.settings, failed.engine.timeout_s, key=key, deadline=deadline
-        )
+        with listener or contextlib.nullcontext():
+            return join_and_begin(
+                World(world_id, key, len(members), address or None),
+                members.index(self._ranks.rank),
+                failed.settings,
+                failed.engine.timeout_s,
+                deadline=Deadline(self._timeout_s),
+                check=check,
+                listener=listener,
+            )
 
     def close(self) -> None:
         if self._listener is not None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import zlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 from .._bootstrap.fd_passing import LocalSockets
+from .._bootstrap.framed_socket import Check
 from .._bootstrap.host_map import Place
-from .._bootstrap.join import Joined
-from .._bootstrap.world import nothing_to_check
+from .._bootstrap.join import Joined, join
+from .._bootstrap.world import World, nothing_to_check
 from .._config import thresholds
 from .._config.settings import Settings
 from .._engine.engine import Engine
@@ -55,24 +56,36 @@ class CommParts(NamedTuple):
 
 
 def join_and_begin(
-    join_world: Callable[[], Joined],
+    world: World,
+    rank: int,
     settings: Settings,
     timeout_s: float,
     *,
-    key: bytes,
     deadline: Deadline | None = None,
+    check: Check = nothing_to_check,
+    listener: socket.socket | None = None,
+    is_invited: bool = False,
     parent: Engine | None = None,
 ) -> CommParts:
     """Join a world, and run `begin` on each of its hosts. Every rank gets an engine, or every rank raises.
 
-    deadline: limit of `begin`, by default `timeout_s`. After an error at any point the connections are
-    closed, since other ranks wait for this rank on them.
+    timeout_s: default of every later call. deadline: limit of this call, by default `timeout_s` for `join`
+    and again for `begin`. check, listener, is_invited: see `join`. parent: see `begin`. After an error at any
+    point the connections are closed, since other ranks wait for this rank on them.
     """
     joined = None
     try:
-        joined = join_world()
+        joined = join(
+            world,
+            rank,
+            timeout_s=timeout_s if deadline is None else deadline.timeout_s(),
+            node=settings.node,
+            check=check,
+            listener=listener,
+            is_invited=is_invited,
+        )
         start_s = deadline.timeout_s() if deadline is not None else None
-        return _begin_joined(joined, settings, timeout_s, key=key, start_s=start_s, parent=parent)
+        return _begin_joined(joined, settings, timeout_s, key=world.key, start_s=start_s, parent=parent)
     except BaseException:
         if joined is not None:
             joined.close()

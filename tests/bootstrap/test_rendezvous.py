@@ -36,8 +36,8 @@ from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
 from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.join import World, join, world
-from shmring._comm import init
 from shmring._config.settings import parse_address
+from shmring._lifecycle import startup
 from shmring._system import segments
 from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 
@@ -156,7 +156,10 @@ def test_a_world_of_one_needs_nobody():
 
 
 def test_a_communicator_of_several_nodes_leaves_no_descriptor(monkeypatch):
-    monkeypatch.setattr(init, "join", lambda world, rank, **how: join(world, rank, node=str(rank), **how))
+    def join_on_a_node(world, rank, **how):
+        return join(world, rank, **{**how, "node": str(rank)})
+
+    monkeypatch.setattr(startup, "join", join_on_a_node)
     meeting, before = world_at(2), len(os.listdir("/proc/self/fd"))
     comms = in_threads(*(lambda rank=rank: shmring.init(meeting, rank, timeout=20) for rank in range(2)))
     assert [comm.num_nodes for comm in comms] == [2, 2]

@@ -13,6 +13,7 @@ from ranks import Died, Ranks, free_port, interrupted, until_there
 
 import shmring
 from shmring._lifecycle import grow as growing
+from shmring._lifecycle import startup
 
 SHORT_S, LONG_S = 1.0, 15.0
 SOON_S = 10  # far below LONG_S, on a machine that stalls at times
@@ -180,15 +181,15 @@ def test_an_invitation_that_fails_harms_nothing(tmp_path):
 
 def cannot_join(comm, path):
     """Rank 1 fails at once, so nobody else can join."""
-    join = growing.join
+    join = startup.join
     if comm.rank == 1:
-        growing.join = refuse_to_join
+        startup.join = refuse_to_join
     kind, text = (shmring.Timeout, "ranks 1, 2 of 3") if comm.rank == 0 else (OSError, "no socket")
     try:
         with pytest.raises(kind, match=text) as caught:
             comm.grow(1, lambda world, rank: None, timeout=SHORT_S)
     finally:
-        growing.join = join
+        startup.join = join
     check_works(comm, tuple(range(comm.size)))
     return caught.value.__notes__, fields_of(comm.grow(1, write_to(path)))
 

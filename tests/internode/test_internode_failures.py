@@ -13,7 +13,7 @@ from combinations import each_pair, each_value, first
 from ranks import Died, Ranks, turns, until_there, when_there
 
 import shmring
-from shmring._lifecycle import groups
+from shmring._lifecycle import startup
 from tests.collectives.test_errors import (
     COUNTS,
     DIFFERENT,
@@ -185,13 +185,15 @@ def test_a_rank_that_dies_while_groups_form_fails_them(tmp_path, layout, victim,
 def die_once_met(comm, victim):
     """Kill a rank so that the group sees the death first, as if the connections of its parent were slower."""
 
-    def leave(join_world, *args, **kwargs):
-        join_world().close()
+    join = startup.join
+
+    def leave(*args, **kwargs):
+        join(*args, **kwargs).close()
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
 
     if comm.rank == victim:
-        groups.join_and_begin = leave
+        startup.join = leave
     with comm.split(comm.rank % 2):
         comm.barrier()  # of all, as those do that are in the other group
 
