@@ -44,12 +44,8 @@ def register_in(distributed: Any) -> None:
 
 
 def _create_group(options: Any, _: Any) -> Any:
-    """Return this rank's process group. Its members meet now, unless they are to be given by reconfigure."""
     from .group import Group
     from .meeting import meet
-    from .reconfiguring import NoMembers
+    from .reconfiguring import group_for
 
-    store, rank, size = options.store, options.group_rank, options.group_size
-    if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
-        return Group(NoMembers(rank, size, options.timeout.total_seconds()), store, options.timeout)
-    return Group(meet(store, rank, size, options.timeout), store, options.timeout)
+    return group_for(options, Group, meet)

@@ -19,24 +19,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from .group import Group, hide_from_dynamo
-from .meeting import meet_in_place_of_gloo
-from .reconfiguring import NoMembers
 from .tensors import NotServed
 
 _log = logging.getLogger("shmring")
 _GLOO = dist.ProcessGroup.BackendType.GLOO
-
-
-def create(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Replacement:
-    """Return this rank's group. Collective. Raises Unfit, on all ranks, if shmring cannot connect them."""
-    return Replacement(meet_in_place_of_gloo(store, rank, size, timeout), store, timeout)
-
-
-def create_without_members(
-    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
-) -> Replacement:
-    """Return this rank's group, whose members are yet to be given to reconfigure."""
-    return Replacement(NoMembers(rank, size, timeout.total_seconds()), store, timeout)
 
 
 class Replacement(Group):

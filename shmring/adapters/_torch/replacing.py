@@ -106,10 +106,12 @@ def _ours(by_device: Mapping[str, str], given: Mapping[str, Any], c10d: Any) -> 
 
 
 def _create(options: Any, _: Any) -> Any:
-    from .replacement import create, create_without_members
+    """Return this rank's group. Raises Unfit, on all ranks, if shmring cannot connect them."""
+    from .meeting import meet_in_place_of_gloo
+    from .reconfiguring import group_for
+    from .replacement import Replacement
 
-    make = create_without_members if getattr(options, "enable_reconfigure", False) else create
-    return make(options.store, options.group_rank, options.group_size, options.timeout)
+    return group_for(options, Replacement, meet_in_place_of_gloo)
 
 
 def _log_of_rank_0(rank: int, text: str) -> None:
