@@ -348,7 +348,7 @@ class Topological:
 class Intercomm(Comm):
     """A communicator of two groups. shmring's MPI has only null ones."""
 
-    def Get_remote_group(self) -> Any:
+    def Merge(self, high: bool = False) -> Any:
         """Refused: there are no intercommunicators."""
         self._comm()
 
@@ -356,9 +356,7 @@ class Intercomm(Comm):
         """Refused: there are no intercommunicators."""
         self._comm()
 
-    def Merge(self, high: bool = False) -> Any:
-        """Refused: there are no intercommunicators."""
-        self._comm()
+    Get_remote_group = Get_remote_size
 
     remote_group = property(Get_remote_group)
     remote_size = property(Get_remote_size)
