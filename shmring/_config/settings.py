@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SEGMENTS = ("memfd", "posix")
+SEGMENTS = ("memfd", "posix")  # the default comes first
 ALGORITHMS = (
     *("auto", "direct", "ring", "bidirectional_ring", "halving_doubling"),
     *("tree", "double_tree", "master"),

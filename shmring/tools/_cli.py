@@ -55,15 +55,20 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def seconds(text: str) -> float:
-    """Parse a number of seconds above 0, for add_argument(type=...)."""
+def positive(text: str, most: float, problem: str) -> float:
+    """Parse a number above 0 and below `most`, for a parser of add_argument(type=...)."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    if not 0 < number < most:
+        raise argparse.ArgumentTypeError(f"{text!r} {problem}")
     return number
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds above 0, for add_argument(type=...)."""
+    return positive(text, 1e6, "is no number of seconds above 0")
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _cli.print_json(report)
     else:
-        print("\n\n".join(_told(report)))
+        print("\n\n".join(_paragraphs(report)))
     return 0
 
 
@@ -218,7 +218,7 @@ def _training(arguments: argparse.Namespace, link: model.Link) -> dict[str, Any]
     }
 
 
-def _told(report: dict[str, Any]) -> list[str]:
+def _paragraphs(report: dict[str, Any]) -> list[str]:
     """Format the report as paragraphs."""
     shown = [f"{_in_words(report['link'])} ({report['source']})"]
     if report["measured_over_predicted"]:
@@ -234,7 +234,7 @@ def _told(report: dict[str, Any]) -> list[str]:
         table = _cli.table([heads, *cells], range(len(heads)))
         paragraphs.append(f"{table}\nus{_crossed(report, ranks)}")
     if report["training"]:
-        paragraphs.append(_training_told(report["training"]))
+        paragraphs.append(_training_paragraph(report["training"]))
     return paragraphs
 
 
@@ -253,7 +253,7 @@ def _crossed(report: dict[str, Any], ranks: int) -> str:
     return ""
 
 
-def _training_told(training: dict[str, Any]) -> str:
+def _training_paragraph(training: dict[str, Any]) -> str:
     rows = [["ranks", "transfer s", "step s", "efficiency %", "MB/s for 90 %"]]
     for row in training["rows"]:
         figures = (row["transfer_s"], row["step_s"], 100 * row["efficiency"])
@@ -320,13 +320,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _bandwidth(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e18:
-        raise argparse.ArgumentTypeError(f"{text!r} is no bandwidth: give bytes a second, as in 125e6")
-    return number
+    return _cli.positive(text, 1e18, "is no bandwidth: give bytes a second, as in 125e6")
 
 
 def _gradient_nbytes(text: str) -> int:

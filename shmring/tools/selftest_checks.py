@@ -22,14 +22,13 @@ import numpy as np
 
 import shmring
 
-from .._config.settings import Survey
+from .._config.settings import SEGMENTS, Survey
 from .._system import segments
 from ._cli import in_one_line
 
 Array = np.ndarray[Any, Any]
 
 LIMIT_S = 30  # for one check with processes; a check normally takes about a second
-SEGMENTS = ("memfd", "posix")  # the default comes first
 MANY_RANKS = 5  # ranks on two CPUs
 ROOM_NBYTES = 32 << 20  # MANY_RANKS need 20 MiB
 LOOK_AGAIN_S = 0.2

@@ -17,24 +17,18 @@ class Row(NamedTuple):
     """A label, its text, and the colour of the label."""
 
     label: str
-    text: str
-    style: str = "cyan"
-
-
-class _Line(NamedTuple):
-    label: str
     text: str = ""
-    style: str = ""
+    style: str = "cyan"
 
 
 def show(sections: Mapping[str, Sequence[Row]]) -> None:
     """Print to stdout. Wrap lines for a terminal only, so that programs find each row on one line."""
     width = max((len(row.label) for rows in sections.values() for row in rows), default=0)
-    lines: list[_Line] = []
+    lines: list[Row] = []
     for head, rows in sections.items():
         if lines:
-            lines.append(_Line(""))
-        lines += [_Line(head, style="bold"), *(line for row in rows for line in _lines(row, width))]
+            lines.append(Row(""))
+        lines += [Row(head, style="bold"), *(line for row in rows for line in _lines(row, width))]
     if sys.stdout.isatty() and find_spec("rich") is not None:
         console, text = import_module("rich.console").Console(), import_module("rich.text").Text
         for line in lines:
@@ -43,13 +37,13 @@ def show(sections: Mapping[str, Sequence[Row]]) -> None:
         print("\n".join((line.label + line.text).rstrip() for line in lines))
 
 
-def _lines(row: Row, width: int) -> Iterator[_Line]:
+def _lines(row: Row, width: int) -> Iterator[Row]:
     text = _printable(row.text)
     room = shutil.get_terminal_size().columns - width - 4 if sys.stdout.isatty() else 0
     first, *more = textwrap.wrap(text, room) if room >= _LEAST_ROOM and text else [text]
-    yield _Line(f"  {row.label:{width}}", f"  {first}", row.style)
+    yield Row(f"  {row.label:{width}}", f"  {first}", row.style)
     for line in more:
-        yield _Line(" " * (width + 2), f"  {line}")
+        yield Row(" " * (width + 2), f"  {line}")
 
 
 def _printable(text: str) -> str:
