@@ -10,8 +10,9 @@ import select
 from collections.abc import Iterator, Mapping
 
 from .._system.deadline import Deadline
-from ..errors import Error, RankFailed, Timeout
+from ..errors import Error, Timeout
 from . import handshake
+from .acceptor import ended
 from .framed_socket import POLL_S, FramedSocket
 from .handshake import BadFrame
 
@@ -102,7 +103,7 @@ class Coordinator:
     def _send(self, rank: int, frame: bytes) -> None:
         if not self._socks[rank].send(frame):
             self.check()  # the rank may have sent its error before
-            raise _ended(rank)
+            raise ended(rank)
 
     def _receive(self, wait_s: float) -> None:
         """Wait for frames at most `wait_s` seconds, and handle one frame of each rank."""
@@ -113,7 +114,7 @@ class Coordinator:
                 if packet is None:
                     continue
                 if not packet:
-                    raise _ended(rank)
+                    raise ended(rank)
                 kind, failure = handshake.unpack_frame(packet)
             except BadFrame as error:
                 raise Error(f"rank {rank} sent {error}", rank=rank) from error
@@ -127,7 +128,3 @@ class Coordinator:
         if self._rank != 0:
             self._verdict = failure
         raise failure
-
-
-def _ended(rank: int) -> RankFailed:
-    return RankFailed(f"rank {rank} ended while the ranks were meeting", rank=rank, cause="connection closed")
