@@ -17,7 +17,7 @@ REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "all_r
 ROOTED = ("reduce", "broadcast", "scatter", "gather", "scatter_v", "gather_v")
 NOTHING = "nothing yet"
 REFUSED = "with arguments that it refused"
-_SOONEST_TOLD_S = 0.05  # shorter waits are not reported
+LEAST_WAIT_S = 0.05  # shorter waits are not reported
 
 
 def describe_call(record: Mapping[str, Any] | None) -> str:
@@ -93,7 +93,7 @@ def wait_of(sight: Sight) -> dict[str, Any] | None:
     record = sight.record
     for wait in sorted(sight.waits, key=lambda wait: waited_s(wait, sight.at_ns), reverse=True):
         stale = wait["where"] == "call" and (record is None or record["seq"] != wait["seq"])
-        if not stale and waited_s(wait, sight.at_ns) >= _SOONEST_TOLD_S:
+        if not stale and waited_s(wait, sight.at_ns) >= LEAST_WAIT_S:
             return wait
     return None
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._diagnostics import describe as flight
-from .._diagnostics import stacks
+from .._diagnostics import describe, stacks
 from .._diagnostics.flight_recorder import Flight, control_nbytes_of
 from .._system import procfs, segments
 
@@ -140,7 +139,7 @@ def stacks_of(segment: Segment) -> dict[int, str]:
 # ---- as text - ---------------------------------------------------------------------------------------------
 
 
-def seen(segment: Segment) -> dict[str, Any]:
+def state_of(segment: Segment) -> dict[str, Any]:
     """Describe a communicator for JSON: names, numbers and texts."""
     state: dict[str, Any] = {"communicator": segment.name, "pids": segment.pids}
     if segment.flight is None:
@@ -148,20 +147,20 @@ def seen(segment: Segment) -> dict[str, Any]:
     ranks = range(segment.flight.nranks)
     return state | {
         "over": over(segment.flight),
-        "ranks": [rank_seen(segment.flight, rank) for rank in ranks],
+        "ranks": [rank_state(segment.flight, rank) for rank in ranks],
     }
 
 
-def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
+def rank_state(flight: Flight, rank: int) -> dict[str, Any]:
     """Describe one local rank of a communicator for JSON."""
-    number, size = seen_from.place_of(rank)
-    pid, start = seen_from.liveness_of(rank)
-    sight = seen_from.sight_of(rank)
+    number, size = flight.place_of(rank)
+    pid, start = flight.liveness_of(rank)
+    sight = flight.sight_of(rank)
     presence = sight.presence
     state = procfs.state(pid, start) if presence != "absent" else "not here yet"
     if state == "gone":
         state = {"here": "in another pid namespace?", "closed": "ended"}.get(presence, "dead")
-    place = flight.place_of(sight, name_in(seen_from))
+    place = describe.place_of(sight, name_in(flight))
     return {
         "rank": number,
         "size": size,
@@ -171,42 +170,42 @@ def rank_seen(seen_from: Flight, rank: int) -> dict[str, Any]:
         "where": printable(str(place)),
         "last_call": sight.record,
         "waits": [
-            wait | {"waited_s": flight.waited_s(wait, sight.at_ns), "awaited": _awaited(seen_from, wait)}
+            wait | {"waited_s": describe.waited_s(wait, sight.at_ns), "awaited": _awaited(flight, wait)}
             for wait in sight.waits
         ],
     }
 
 
-def name_in(seen_from: Flight) -> Any:
+def name_in(flight: Flight) -> Any:
     """Return a function that names a segment's ranks. A segment numbers only the ranks of its own host."""
 
     def name(rank: int | None) -> str:
         if rank is None:
             return "any rank"
-        if rank >= seen_from.nranks:
-            return f"rank {rank - seen_from.nranks} on another host"
-        return f"rank {seen_from.place_of(rank)[0]}"
+        if rank >= flight.nranks:
+            return f"rank {rank - flight.nranks} on another host"
+        return f"rank {flight.place_of(rank)[0]}"
 
     return name
 
 
-def _awaited(seen_from: Flight, wait: dict[str, Any]) -> int | None:
+def _awaited(flight: Flight, wait: dict[str, Any]) -> int | None:
     rank = wait["awaited"]
     if rank is None:
         return None
-    return int(rank - seen_from.nranks) if rank >= seen_from.nranks else seen_from.place_of(rank)[0]
+    return int(rank - flight.nranks) if rank >= flight.nranks else flight.place_of(rank)[0]
 
 
-def over(seen_from: Flight) -> dict[str, Any] | None:
+def over(flight: Flight) -> dict[str, Any] | None:
     """Return why a communicator has ended; None while it has not."""
     try:
-        report = seen_from.abort_report()
+        report = flight.abort_report()
     except ValueError as error:
         return {"cause": "damaged", "rank": None, "reason": str(error)}
     if report is None:
         return None
     cause, culprit, _, reason, *_ = report
-    return {"cause": cause, "rank": _awaited(seen_from, {"awaited": culprit}), "reason": printable(reason)}
+    return {"cause": cause, "rank": _awaited(flight, {"awaited": culprit}), "reason": printable(reason)}
 
 
 def over_text(why: dict[str, Any]) -> str:

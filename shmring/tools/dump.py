@@ -52,7 +52,7 @@ def _fail(text: str) -> int:
 
 
 def _seen(segment: _attach.Segment, *, with_stacks: bool, with_start: bool) -> dict[str, Any]:
-    state = _attach.seen(segment)
+    state = _attach.state_of(segment)
     if segment.flight is None:
         return state
     stacks = _attach.stacks_of(segment) if with_stacks else {}

@@ -24,7 +24,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines and return the exit status."""
-    found = [_attach.seen(one) for one in _attach.of_processes(_attach.own_processes())]
+    found = [_attach.state_of(one) for one in _attach.of_processes(_attach.own_processes())]
     if arguments.json:
         _cli.print_json(found)
     elif not found:

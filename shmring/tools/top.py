@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .._diagnostics.describe import LEAST_WAIT_S
 from .._diagnostics.flight_recorder import DTYPE_NBYTES, DTYPES
 from . import _attach, _cli
 
 _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "CALLS/S", "BYTES/S", "SINCE", "WHERE")
 _NUMBERS = (4, 5, 6)  # columns that hold numbers
-_LONG_S = 0.05  # shorter waits are not reported
 _NOT_WAITING = ("stopped", "traced", "dead", "ended")
 _ITEM_NBYTES = dict(zip(DTYPES, DTYPE_NBYTES, strict=True))
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     wrong = next(filter(None, map(_attach.why_not, arguments.pids)), None)
     if wrong is not None:
         return _cli.complain("shmring top", wrong)
-    looks = itertools.islice(_looks(arguments.pids, arguments.interval), arguments.count)
+    looks = itertools.islice(_polls(arguments.pids, arguments.interval), arguments.count)
     try:
         if arguments.json:
             for found in looks:
@@ -76,13 +76,13 @@ class _Before:
     since_s: float = 0.0  # when that call was first seen
 
 
-def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]:
+def _polls(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]:
     """Poll all communicators; yield from the second poll on, since a rate needs two."""
     before: dict[tuple[str, int], _Before] = {}
     next_s = time.monotonic()
     for turn in itertools.count():
         found = _attach.of_processes(pids or _attach.own_processes())
-        states = [_look(segment, before) for segment in found]
+        states = [_poll(segment, before) for segment in found]
         names = {one["communicator"] for one in states}
         before = {key: seen for key, seen in before.items() if key[0] in names}
         if turn > 0:
@@ -91,8 +91,8 @@ def _looks(pids: list[int], interval_s: float) -> Iterator[list[dict[str, Any]]]
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _look(segment: _attach.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
-    state = _attach.seen(segment)
+def _poll(segment: _attach.Segment, before: dict[tuple[str, int], _Before]) -> dict[str, Any]:
+    state = _attach.state_of(segment)
     if segment.flight is None:
         return state
     for local, rank in enumerate(state["ranks"]):
@@ -132,7 +132,7 @@ def _awaited(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
         for rank in ranks
         if rank["state"] not in _NOT_WAITING  # their recorded waits are out of date
         for wait in rank["waits"]
-        if wait["waited_s"] >= _LONG_S and not wait["until_ns"] and wait["awaited"] is not None
+        if wait["waited_s"] >= LEAST_WAIT_S and not wait["until_ns"] and wait["awaited"] is not None
     }
     ends = {rank: _end_of(waits, rank) for rank in waits}
     if not ends:

@@ -165,7 +165,7 @@ def test_a_rank_at_a_lock_waits_for_who_has_it(world_of, tmp_path):
     place = ""
     while "lock" not in place and time.monotonic() < until:
         (segment,) = [one for one in _attach.of_processes([ranks.pid(1)]) if one.flight]
-        place = _attach.rank_seen(segment.flight, 1)["where"]
+        place = _attach.rank_state(segment.flight, 1)["where"]
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
     assert place.startswith("at a lock of a shared array, waiting ")
@@ -293,7 +293,7 @@ def test_a_stopped_rank_has_no_stacks(world_of, tmp_path):
     ranks = world_of(2)
     ranks.begin(dream_or_wait, tmp_path / "seen")
     ranks.kill(1, signal.SIGSTOP)
-    while _attach.rank_seen(_attach.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
+    while _attach.rank_state(_attach.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
         time.sleep(0.01)
     stacks = stacks_of(ranks)
     ranks.kill(1, signal.SIGCONT)

@@ -24,7 +24,7 @@ def place_once_it_waits(ranks, rank):
     until = time.monotonic() + 20
     while time.monotonic() < until:
         (segment,) = _attach.of_processes([ranks.pid(rank)])
-        place = _attach.rank_seen(segment.flight, rank)["where"]
+        place = _attach.rank_state(segment.flight, rank)["where"]
         if "waiting" in place:
             return place
         time.sleep(0.01)

@@ -296,7 +296,7 @@ class Damaged:
 
 def test_an_untouched_segment_has_ranks_that_are_not_here_yet(capsys):
     with Damaged() as segment:
-        assert [_attach.rank_seen(segment.seen().flight, rank)["where"] for rank in range(3)] == [
+        assert [_attach.rank_state(segment.seen().flight, rank)["where"] for rank in range(3)] == [
             "not here yet"
         ] * 3
         assert "3 ranks on this host" in segment.shown(capsys)[0]
@@ -344,7 +344,7 @@ def test_no_bytes_whatever_make_it_fail(capsys):
                 value = rng.choice([b"\0", b"\xff", b"\x7f", b"\x01", None])
                 segment.write(offset, value * nbytes if value else rng.randbytes(nbytes))
             seen = segment.seen()
-            assert seen.damage or json.dumps(_attach.seen(seen))
+            assert seen.damage or json.dumps(_attach.state_of(seen))
             if turn % 10 == 0:
                 for text in segment.shown(capsys):
                     assert all(letter.isprintable() or letter == "\n" for letter in text)
