@@ -52,7 +52,7 @@ class Error(RuntimeError):
         """
         self._describe = describe
 
-    def _be_told(self) -> None:
+    def _read_snapshot(self) -> None:
         if (describe := self._describe) is not None:
             self._where, note = describe()
             self._notes.insert(0, note)
@@ -66,23 +66,23 @@ class Error(RuntimeError):
         A position is a text such as "in all_reduce(float32[1024], sum) #12, waiting 3.2 s for rank 1" or
         "after barrier() #11".
         """
-        self._be_told()
+        self._read_snapshot()
         return self._where
 
     # add_note() appends to this attribute, and a traceback prints it.
     @property
     def __notes__(self) -> list[str]:
-        self._be_told()
+        self._read_snapshot()
         return self._notes
 
     @__notes__.setter
     def __notes__(self, notes: list[str]) -> None:
-        self._be_told()
+        self._read_snapshot()
         self._notes = notes
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only attributes are pickled as state: `spawn` sends exceptions between processes.
-        self._be_told()
+        self._read_snapshot()
         state = self.__dict__ | {"_notes": list(self._notes)}  # a copy's notes are its own
         return (type(self), (self.args[0] if self.args else "",), state)
 

@@ -249,7 +249,7 @@ class Arrays:
                     "a call or a transfer of this array is under way; wait for it, then release"
                 )
             block.forget_own_address()
-            self._tell_engine()
+            self._notify_engine()
         with self._privatising:
             block.give_back()
         _adopted.discard(block)
@@ -312,7 +312,7 @@ class Arrays:
     def _keep(self, block: _Block) -> None:
         self._last_id += 1
         self._blocks[self._last_id] = block
-        self._tell_engine()
+        self._notify_engine()
 
     def _allocate(self, nbytes: int, timeout_s: float) -> _Block:
         size = self._engine.size
@@ -397,10 +397,10 @@ class Arrays:
         # Not items(): without memory for its iterator, CPython 3.11 crashes.
         for number in [number for number in self._blocks if self._blocks[number].is_free()]:
             block = self._blocks.pop(number)
-            self._tell_engine()
+            self._notify_engine()
             block.mapping.close()
 
-    def _tell_engine(self) -> None:
+    def _notify_engine(self) -> None:
         table = [
             (number, block.mapping.address, block.own_address, block.stride)
             for number, block in zip(self._blocks, self._blocks.values(), strict=True)

@@ -110,7 +110,7 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
     beside: the calling thread may not be that of the collectives. This function may be called again.
     """
     error = _error_of(engine, engine.flight.abort_report())
-    error.attach_snapshot(_see(engine))
+    error.attach_snapshot(_snapshot(engine))
     engine.notify_others(error)
     if (warning := engine.end_sharing(beside=beside)) is not None:
         error.add_note(warning)
@@ -127,10 +127,10 @@ def rehearse(engine: Engine) -> None:
         _has_rehearsed = True
         engine.flight.abort_report()
         procfs.how_it_ended(os.getppid(), -1)  # no such process: only warms up the lookup
-        _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).attach_snapshot(_see(engine))
+        _error_of(engine, ("failed", engine.rank, 0, "", 0, None)).attach_snapshot(_snapshot(engine))
 
 
-def _see(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
+def _snapshot(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
     """Return a function that describes the place of every rank, by rank and as one line for this host.
 
     The function keeps no part of the engine alive.

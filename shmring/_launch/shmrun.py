@@ -353,7 +353,7 @@ class _Run:
         self._take_signals()
         for rank in self._ranks:
             if rank.exit_code is None:
-                self._look_at(rank)
+                self._poll_rank(rank)
         now = time.monotonic()
         for screen in self._screens:
             screen.release(now)
@@ -441,7 +441,7 @@ class _Run:
                     if os.getpgid(rank.process.pid) != rank.process.pid:  # the rank has left its group
                         os.kill(rank.process.pid, number)
 
-    def _look_at(self, rank: _Rank) -> None:
+    def _poll_rank(self, rank: _Rank) -> None:
         """Check whether a rank has ended; if it has failed, plan the end of the others."""
         status = os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if status is None:

@@ -560,7 +560,7 @@ class _Launch:
                     self._exchange(key.data, events)
             for rank in [key.data for key, _ in ready] or self._ranks:
                 if not rank.settled and rank.has_ended:
-                    self._bury(rank)
+                    self._settle_exited(rank)
             if self.failures and not self._keeps_going and grace is None:
                 grace = Deadline(_GRACE_S)
         return self._keeps_going or not self.failures
@@ -642,7 +642,7 @@ class _Launch:
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
 
-    def _bury(self, rank: _Rank) -> None:
+    def _settle_exited(self, rank: _Rank) -> None:
         """Settle a rank that has exited: by the message that it had sent, else its exit is a failure."""
         with contextlib.suppress(OSError):
             while rank.inbox.kind is None and rank.inbox.read(rank.connection.fileno()):

@@ -125,7 +125,7 @@ class Agreement:
         self._others = [rank for rank in range(ranks.size) if rank != ranks.rank]
         self.view = View()
         self.done: View | None = None  # the view of a member that reported done
-        self._since = self._told = 0.0
+        self._since = self._sent_s = 0.0
         self._only_suspects_since: float | None = None
 
     def settle(self) -> View:
@@ -167,7 +167,7 @@ class Agreement:
         """Report ready and wait until all members are. Return False if the view changed instead."""
         # Starting the communicator took time.
         self._since, self._only_suspects_since = self._clock.now_s(), None
-        self._say(replace(self.view, phase=Phase.READY))
+        self._send(replace(self.view, phase=Phase.READY))
         while not self._all_are_in(Phase.READY):
             self._leave_out_the_late(Phase.READY)
             if self.poll():
@@ -177,13 +177,13 @@ class Agreement:
             return False
         if self.done is not None and not self.done.is_of_one_mind_with(self.view):
             return False
-        self._say(replace(self.view, phase=Phase.DONE))
+        self._send(replace(self.view, phase=Phase.DONE))
         return True
 
     def confirm(self) -> None:
         """Repeat another rank's done: that rank may have been killed before all received it."""
         assert self.done is not None
-        self._say(replace(self.done, phase=Phase.DONE, invitation=""))
+        self._send(replace(self.done, phase=Phase.DONE, invitation=""))
 
     def try_again(self, late: int | None = None) -> None:
         """Begin a new attempt after a failed one. `late`: the rank that timed out, which is left out."""
@@ -193,7 +193,7 @@ class Agreement:
     def withdraw(self) -> None:
         """Stop taking part. The rank may start again later."""
         if self.view.phase != Phase.DONE:
-            self._say(replace(self.view, phase=Phase.AWAY, invitation=""))
+            self._send(replace(self.view, phase=Phase.AWAY, invitation=""))
 
     def _last_attempt(self) -> int:
         own = self._ranks.view_of(self._ranks.rank)
@@ -204,17 +204,17 @@ class Agreement:
         view = View(attempt, Phase.COMING, out)
         if view.members(self._ranks.size)[0] == self._ranks.rank:
             view = replace(view, invitation=self._invite(view))
-        self._say(view)
+        self._send(view)
 
-    def _say(self, view: View) -> None:
+    def _send(self, view: View) -> None:
         self.view = view
-        self._told = self._clock.now_s()
+        self._sent_s = self._clock.now_s()
         self._ranks.notify(view)
 
     def _pause(self) -> None:
         self._ranks.pause()
-        if self._clock.now_s() - self._told > _AGAIN_S:
-            self._say(self.view)
+        if self._clock.now_s() - self._sent_s > _AGAIN_S:
+            self._send(self.view)
 
     def _all_are_in(self, phase: Phase) -> bool:
         return not self._missing(phase)

@@ -113,8 +113,8 @@ def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Err
         soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         return Error(
             f"{doing} failed: no more processes or threads can start; check the limits ulimit -u "
-            f"({_told(soft)} of this user, at most {_told(hard)} without root), pids.max of the cgroup, and "
-            "ulimit -v"
+            f"({_limit_text(soft)} of this user, at most {_limit_text(hard)} without root), pids.max of the "
+            "cgroup, and ulimit -v"
         )
     if code == errno.ENOMEM:
         return OutOfMemory(
@@ -151,7 +151,7 @@ def _host_headroom() -> Headroom:
     return Headroom(max(available - _margin(total), 0), f"this host's memory ({size_text(total)})")
 
 
-def _told(limit: int) -> str:
+def _limit_text(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 

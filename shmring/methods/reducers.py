@@ -175,7 +175,7 @@ class ReductionServers:
 
     def _serve(self) -> int:
         for calls in itertools.count():
-            count, chunk, dtype, op = self._hear()
+            count, chunk, dtype, op = self._await_call()
             if count == _END:
                 return calls
             with np.errstate(all="ignore"):
@@ -244,13 +244,14 @@ class ReductionServers:
             for reducer in self.reducers:
                 self._comm.send(words, reducer)
 
-    def _hear(self) -> list[int]:
+    def _await_call(self) -> list[int]:
         calls = np.empty((len(self._hosts), 4), int)
         for number, (host, words) in enumerate(zip(self._hosts, calls, strict=True)):
             self._comm.recv(words, host[0], timeout=None if number else float("inf"))
         if (calls != calls[0]).any():
             shown = ", ".join(
-                f"worker {host[0]} {_said(words)}" for host, words in zip(self._hosts, calls, strict=True)
+                f"worker {host[0]} {_call_text(words)}"
+                for host, words in zip(self._hosts, calls, strict=True)
             )
             self._comm.abort(f"the workers' calls do not match: {shown}")
             self._comm.iprobe()  # raises it
@@ -371,6 +372,6 @@ def _workers_by_host(nodes: list[int], reducers: tuple[int, ...]) -> list[list[i
     return [[rank for rank in workers if nodes[rank] == node] for node in nodes_of_workers]
 
 
-def _said(call: _Array) -> str:
+def _call_text(call: _Array) -> str:
     count, _, dtype, op = call.tolist()
     return "closed" if count == _END else f"called all_reduce({_DTYPES[dtype]}[{count}], {_OPS[op]})"

@@ -82,7 +82,7 @@ def interrupt_the_end(comm, name, times, patient):
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("patient", ["plain", "behind"])
-@pytest.mark.parametrize("name", ["end", "_error_of", "_see"])
+@pytest.mark.parametrize("name", ["end", "_error_of", "_snapshot"])
 def test_signals_while_a_signal_is_handled_change_nothing(world_of, name, times, patient):
     assert_all(world_of(2).outcomes(interrupt_the_end, name, times, patient), shmring.Aborted)
 

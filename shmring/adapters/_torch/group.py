@@ -129,10 +129,10 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
                 return self._do_nothing([*arguments, *keywords.values()])
             except Exception as error:
                 self._refuse(kind, error)
-                self._told = as_in_gloo(error)
-                if self._told is error:
+                self._reported = as_in_gloo(error)
+                if self._reported is error:
                     raise
-                raise self._told from None
+                raise self._reported from None
 
         return cast(_Method, refusing)
 
@@ -169,7 +169,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self.comm = comm
         self._store = store
         self._nmonitored = 0
-        self._told: Exception | None = None  # the last error that other ranks learn of without `refuse`
+        self._reported: Exception | None = None  # the last error that other ranks learn of without `refuse`
 
     # -- reductions --
 
@@ -499,7 +499,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             with _profiled(kind, result):
                 return self._make(opts, taken, result, kind, *arguments, **keywords)
         except Exception as error:
-            self._told = error  # the communicator reports it to the other ranks
+            self._reported = error  # the communicator reports it to the other ranks
             raise
 
     def _make(
@@ -550,10 +550,10 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         return LentWork(operation)
 
     def _refuse(self, kind: Any, error: Exception) -> None:
-        if error is self._told or isinstance(error, shmring.Error):
+        if error is self._reported or isinstance(error, shmring.Error):
             return
         with self._calling:
-            self._told = error
+            self._reported = error
             self.comm.refuse(kind)
 
     def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:

@@ -31,17 +31,17 @@ GROWTH = 8  # most by which the number of calls grows at once: first calls are s
 # The part of the calls' time that copies get. Below the size, the call overhead of memcpy dominates.
 COPY_PART, COPY_COUNTS_FROM_NBYTES = 0.25, 64 << 10
 # The engine measures the distance of cores before some large calls; a busy core may not answer at once.
-_LARGE_ITEMS, _LOOKS, _LOOK_S = 1 << 18, 10, 0.02
+_LARGE_ITEMS, _TRIES, _TRY_AGAIN_S = 1 << 18, 10, 0.02
 
 
 def facts(comm: shmring.Comm, job: Job) -> dict[str, Any]:
     """Return the facts that the figures depend on. Collective."""
     large = np.ones(_LARGE_ITEMS, "f4")
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         comm.all_reduce(large, "max")
         if comm.all_reduce(comm.stats()["round_trip_ns"]):
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_TRY_AGAIN_S)
     comm.all_reduce(large, "max")  # uses the measured distance
     places = comm.all_gather_object((comm.node, sorted(os.sched_getaffinity(0))))
     known = comm.stats()
