@@ -37,11 +37,9 @@ class Coordinator:
         """Raise the error that another rank has sent, or RankFailed if a rank has ended. Never waits."""
         self._receive(0.0)
 
-    def all_ready(self, error: BaseException | None = None, *, deadline: Deadline) -> None:
-        """Block until every rank has called it. If a rank passes an `error`, all ranks raise it."""
+    def all_ready(self, *, deadline: Deadline) -> None:
+        """Block until every rank has called it."""
         with self.together():
-            if error is not None:
-                raise error
             if self._rank == 0:
                 # A rank that is late for a known reason sends it at the same deadline.
                 self._await_ready(deadline.later(_VERDICT_S / 2))

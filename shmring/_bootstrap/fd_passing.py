@@ -64,13 +64,12 @@ class LocalSockets:
             raise
         return fd
 
-    def fail_descriptor(self, error: BaseException | str) -> None:
+    def fail_descriptor(self, error: BaseException) -> None:
         """Make the other ranks raise `error` instead of waiting, as far as their connections are open.
 
         A rank other than 0 sends it to rank 0, which sends it to all in `all_ready`.
         """
-        reason = Error(error, rank=self.rank) if isinstance(error, str) else error
-        frame = handshake.pack_frame(handshake.FAILED, reason, self.rank)
+        frame = handshake.pack_frame(handshake.FAILED, error, self.rank)
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
                 peer.send(frame)

@@ -18,8 +18,7 @@ from .._system import procfs
 if TYPE_CHECKING:
     from .flight_recorder import Flight
 
-ANSWER_S = 1.0  # a rank may take this long to answer
-
+_ANSWER_S = 1.0  # a rank may take this long to answer
 _CUT = b"\n(and so on)\n"
 _MOST_FRAMES = 200  # frames of one thread
 _POLL_S, _ASK_AGAIN_S = 0.001, 0.05
@@ -62,7 +61,6 @@ def ask(
     flight: Flight,
     ranks: Iterable[int],
     *,
-    within_s: float = ANSWER_S,
     still: Callable[[], bool] = lambda: True,
 ) -> dict[int, str]:
     """Return for each local rank its stacks, or in brackets why there are none. Ask all ranks at once.
@@ -71,7 +69,7 @@ def ask(
     """
     answers = {rank: why for rank in ranks if (why := _cannot_answer(flight, rank))}
     asked = {rank: flight.stacks_version(rank) & ~1 for rank in ranks if rank not in answers}
-    until = time.monotonic() + within_s
+    until = time.monotonic() + _ANSWER_S
     ask_again = 0.0
     while asked and time.monotonic() < until and still():
         if time.monotonic() >= ask_again:  # a thread that was about to sleep has missed the first request
@@ -85,7 +83,7 @@ def ask(
             if text is not None:
                 answers[rank] = text
                 del asked[rank]
-    return answers | {rank: _has_not_answered(flight, rank, within_s) for rank in asked}
+    return answers | {rank: _has_not_answered(flight, rank) for rank in asked}
 
 
 def _cannot_answer(flight: Flight, rank: int) -> str:
@@ -100,9 +98,9 @@ def _cannot_answer(flight: Flight, rank: int) -> str:
     return ""
 
 
-def _has_not_answered(flight: Flight, rank: int, within_s: float) -> str:
+def _has_not_answered(flight: Flight, rank: int) -> str:
     why = _cannot_answer(flight, rank)
     if why:
         return why
     state = procfs.state(*flight.liveness_of(rank))
-    return f"(no answer within {within_s:g} s: it is {state}; a library that holds the GIL?)"
+    return f"(no answer within {_ANSWER_S:g} s: it is {state}; a library that holds the GIL?)"

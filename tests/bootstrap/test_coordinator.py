@@ -24,7 +24,13 @@ def coordinators(size):
 
 
 def readying(coordinator, error=None, within_s=10.0):
-    return lambda: coordinator.all_ready(error, deadline=Deadline(within_s))
+    def begin():
+        with coordinator.together():
+            if error is not None:
+                raise error
+            coordinator.all_ready(deadline=Deadline(within_s))
+
+    return begin
 
 
 def test_all_are_ready_as_often_as_they_like():

@@ -58,7 +58,7 @@ def test_rank_0_has_to_give_one():
 @pytest.mark.parametrize(
     ("reported", "kind"),
     [
-        ("no memory here", Error),
+        (Error("no memory here", rank=0), Error),
         (OutOfMemory("full", wanted_nbytes=5), OutOfMemory),
         (KeyboardInterrupt(), Aborted),
         (ValueError("odd"), Aborted),
