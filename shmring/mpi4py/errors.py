@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -102,6 +103,7 @@ _class_of: dict[int, int] = {}  # of the codes and classes that the program adde
 _next_code = ERR_LASTCODE
 
 
+@functools.total_ordering
 class Exception(RuntimeError):  # mpi4py's name
     """An error of MPI. It is comparable to the integers that are error codes."""
 
@@ -120,15 +122,6 @@ class Exception(RuntimeError):  # mpi4py's name
 
     def __lt__(self, other: Any) -> bool:
         return self._code < int(other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._code <= int(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._code > int(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._code >= int(other)
 
     def __bool__(self) -> bool:
         return self._code != 0
