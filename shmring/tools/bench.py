@@ -55,7 +55,6 @@ Ctrl-C ends the run with the figures so far and exit status 130.
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "bench",
         help="time a collective on this machine, by size, and check its results",

@@ -1,4 +1,7 @@
-"""The command `shmring`: one module for each of its commands."""
+"""The command `shmring`: one module for each of its commands.
+
+`add_to` of a module adds its command to a parser's, and `run` carries it out and returns the exit status.
+"""
 
 from __future__ import annotations
 

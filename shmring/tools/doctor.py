@@ -53,7 +53,6 @@ Check = Callable[[_Facts], Iterator[Finding]]
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "doctor",
         help="list what is wrong or slow on this machine, and how to fix it",

@@ -11,7 +11,6 @@ from . import _attach, _cli
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "dump",
         help="the last calls, waits and Python stacks of all ranks that share a communicator with a process",

@@ -85,7 +85,6 @@ def reason(error: Exception) -> str:
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "info",
         help="what this machine offers: CPUs, caches, memory, transports, libraries, what is in use",

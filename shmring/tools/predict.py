@@ -54,7 +54,6 @@ class Source:
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "predict",
         help="predict times of all-reduces and a training step's efficiency by the cost model",

@@ -11,7 +11,6 @@ _HEADS = ("COMMUNICATOR", "RANK", "PID", "STATE", "WHERE")
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "ps",
         help="list the ranks of all communicators of this user, their positions and waits",

@@ -24,7 +24,6 @@ _ABOUT = (
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     summary = "check that this installation works on this machine (some seconds)"
     parser = commands.add_parser("selftest", help=summary, description=_ABOUT)
     _cli.add_json(parser, "the checks")

@@ -28,7 +28,6 @@ _ITEM_NBYTES = dict(zip(DTYPES, DTYPE_NBYTES, strict=True))
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     parser = commands.add_parser(
         "top",
         help="watch each rank's position, calls and bytes a second, and the rank that others wait for",

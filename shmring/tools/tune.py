@@ -281,7 +281,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to a parser's."""
     purpose = "measure the best thresholds for this machine and use them"
     _filled(commands.add_parser("tune", help=purpose, description=_PURPOSE))
 
