@@ -1,7 +1,7 @@
 """The process that keeps shared memory after the end of a process whose pickles have not been loaded.
 
 It hands descriptors to processes of the same user, at a socket without a name in the file system. It ends
-when everything was loaded, or with the process for which it does so.
+when everything was loaded, or when the parent of that process ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import NoReturn
 
-LONGEST_S = 5.0  # without a process to live for; the shell of a program may live for days
+# How long a keeper stays that does not end with a parent: a shell may live for days.
+LONGEST_S = 5.0
 _POLL_MS = 200
 _TIMEOUT_S = 5.0
 _REQUEST = struct.Struct("=Q")
