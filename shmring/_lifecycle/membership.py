@@ -59,7 +59,7 @@ class View:
     def members(self, size: int) -> list[int]:
         return [rank for rank in range(size) if not self.leaves_out(rank)]
 
-    def is_of_one_mind_with(self, other: View) -> bool:
+    def matches(self, other: View) -> bool:
         """True if both are in the same attempt with the same ranks."""
         both_try = self.phase > Phase.AWAY and other.phase > Phase.AWAY
         return both_try and (self.attempt, self.out) == (other.attempt, other.out)
@@ -175,7 +175,7 @@ class Agreement:
             self._pause()
         if self.done is None and self.view.phase != Phase.READY:
             return False
-        if self.done is not None and not self.done.is_of_one_mind_with(self.view):
+        if self.done is not None and not self.done.matches(self.view):
             return False
         self._send(replace(self.view, phase=Phase.DONE))
         return True
@@ -224,7 +224,7 @@ class Agreement:
         for rank in self._others:
             if not self.view.leaves_out(rank):
                 theirs = self._ranks.view_of(rank)
-                if theirs is None or theirs.phase < phase or not theirs.is_of_one_mind_with(self.view):
+                if theirs is None or theirs.phase < phase or not theirs.matches(self.view):
                     missing.append(rank)
         return missing
 

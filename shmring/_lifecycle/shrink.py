@@ -155,7 +155,7 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
                 prepared = view, parts
                 if not agreement.commit():
                     continue
-            elif prepared is None or not prepared[0].is_of_one_mind_with(agreement.done):
+            elif prepared is None or not prepared[0].matches(agreement.done):
                 raise left_behind(ranks.rank)
             else:
                 agreement.confirm()

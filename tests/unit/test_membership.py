@@ -137,7 +137,7 @@ def go_on(ranks):
             if prepared is None or not agreement.commit():
                 continue
         assert prepared is not None
-        assert prepared.is_of_one_mind_with(agreement.done or view)
+        assert prepared.matches(agreement.done or view)
         return dataclasses.replace(prepared, phase=Phase.DONE, invitation="")
 
 
