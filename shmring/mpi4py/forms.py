@@ -74,14 +74,16 @@ def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[...,
             call = Again(call, functools.partial(prepare, self, *args, **keywords))
         return call.persist()
 
-    doc = prepare.__doc__ or ""
-    return {
-        name: _named(run, name, doc, prepare),
-        f"I{name[0].lower()}{name[1:]}": _named(
-            issue, f"I{name[0].lower()}{name[1:]}", f"{doc} Return a request.", prepare
-        ),
-        f"{name}_init": _named(persist, f"{name}_init", f"{doc} Return a persistent request.", prepare),
-    }
+    forms = (
+        (name, run, ""),
+        (f"I{name[0].lower()}{name[1:]}", issue, " Return a request."),
+        (f"{name}_init", persist, " Return a persistent request."),
+    )
+    for form, method, more in forms:
+        functools.update_wrapper(method, prepare)
+        method.__name__ = method.__qualname__ = form
+        method.__doc__ = f"{prepare.__doc__}{more}"
+    return {form: method for form, method, _ in forms}
 
 
 def _frozen(value: Any) -> Any:
@@ -91,11 +93,3 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, (list, tuple)):  # stays a list: [1, 2] are two counts, (1, 2) are one and its place
         return [_frozen(part) for part in value] if isinstance(value, list) else tuple(map(_frozen, value))
     return value
-
-
-def _named(
-    method: Callable[..., Any], name: str, doc: str, prepare: Callable[..., Any]
-) -> Callable[..., Any]:
-    functools.update_wrapper(method, prepare)
-    method.__name__, method.__qualname__, method.__doc__ = name, name, doc
-    return method
