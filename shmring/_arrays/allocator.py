@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._arguments import integer
 from .._system import segments
 from .._system.deadline import Deadline
 from .._system.limits import size_text
@@ -459,10 +460,7 @@ def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 def check_nbytes(name: str, nbytes: Any) -> int:
     """Return nbytes as an int. TypeError or ValueError if it is none that memory can have."""
-    try:
-        number = operator.index(nbytes)
-    except TypeError:
-        raise TypeError(f"{name} is {nbytes!r}; give a number of bytes as an int") from None
+    number = integer(name, nbytes)
     if not 0 < number <= MOST_NBYTES:
         raise ValueError(f"{name} is {number}; it must be 1 to {MOST_NBYTES}")
     return number

@@ -100,7 +100,6 @@ cdef class Locks:
 
     def lock(self, number, timeout=None):
         """Return lock `number` as a context manager. Entering raises Timeout after `timeout` seconds."""
-        cdef int index
         cdef double timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         try:
             index = operator.index(number)

@@ -4,6 +4,7 @@
 cimport cython
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from cpython.long cimport PyLong_CheckExact
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release,
@@ -27,6 +28,7 @@ import contextvars
 
 import numpy as np
 
+from .._arguments import integer
 from .._engine import state
 from .._system.limits import size_text
 from . import buffers
@@ -44,6 +46,11 @@ cdef extern from "arena.h" nogil:
 cnp.import_array()
 
 cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(state.DTYPES)}
+
+
+# Return an address or a number of elements. C's conversion alone would cut the fraction of a float off.
+cdef size_t size_of(str what, object number) except? 0:
+    return number if PyLong_CheckExact(number) else integer(what, number)
 
 
 @cython.freelist(8)
@@ -68,7 +75,9 @@ cdef class Memory:
     Raises
     ------
     TypeError
-        For an unknown dtype.
+        For an unknown dtype, and for an address or count that is no integer.
+    OverflowError
+        For a negative one.
 
     Examples
     --------
@@ -80,12 +89,12 @@ cdef class Memory:
     [2.0, 4.0, 6.0, 8.0]
     """
 
-    def __init__(self, uintptr_t address, size_t count, str dtype, *, bint readonly=False, object owner=None):
+    def __init__(self, address, count, str dtype, *, bint readonly=False, object owner=None):
         number = DTYPE_NUMBERS.get(dtype)
         if number is None:
             raise TypeError(f"dtype is {dtype!r}; allowed: {', '.join(state.DTYPES)}")
-        self.data = <unsigned char *> address
-        self.count = count
+        self.data = <unsigned char *> size_of("address", address)
+        self.count = size_of("count", count)
         self.number = number
         self.itemsize = state.DTYPE_NBYTES[number]
         self.readonly = readonly

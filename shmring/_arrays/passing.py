@@ -37,12 +37,12 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from .._arguments import integer
 from .._system import descriptors, segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
 from .allocator import Part, check, check_possible
-from .shapes import integer
 
 _Array = np.ndarray[Any, Any]
 _Shape = int | tuple[int, ...]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, SupportsIndex
 
 import numpy as np
+
+from .._arguments import integer
 
 
 def as_numpy(x: Any) -> np.ndarray[Any, Any]:
@@ -67,14 +68,6 @@ def list_for(arrays: Any, size: int, what: str) -> list[Any]:
     if len(found) != size:
         raise ValueError(f"{what} has {len(found)} arrays for {size} ranks; give one for each, empty or not")
     return found
-
-
-def integer(what: str, number: SupportsIndex) -> int:
-    """Return a number as an int. TypeError if it is not an integer."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
 
 
 def check_group_size(group_size: SupportsIndex, num_hosts: int) -> int:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
+from .._arguments import integer
 from ..errors import Mismatch
 from . import locks, onesided
 from .locks import LOCK_NBYTES, Lock, Locks, Stripes
-from .shapes import integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

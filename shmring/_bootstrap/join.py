@@ -9,12 +9,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-import operator
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .._arguments import integer
 from .._config.settings import Settings, address_text, parse_address
 from .._system.deadline import Deadline
 from ..errors import Error
@@ -143,7 +143,7 @@ def join(
     ranks, RankFailed a rank that ended meanwhile, Mismatch ranks with different nprocs. A rank with another
     key, or one that joins twice, gets an Error.
     """
-    rank = operator.index(rank)
+    rank = integer("rank", rank)
     if not 0 <= rank < world.nprocs:
         raise ValueError(f"rank is {rank}; a world of {world.nprocs} has ranks 0 to {world.nprocs - 1}")
     if not timeout_s > 0:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 import os
 import secrets
 import socket
 import time
 from dataclasses import dataclass, field
 
+from .._arguments import integer
 from .._config.settings import MAX_RANKS, parse_address
 from .._system.deadline import Deadline
 from . import handshake
@@ -107,10 +107,7 @@ def world(nprocs: int, *, address: str | None = None) -> World:
 
 def check_nprocs(nprocs: int) -> int:
     """Return `nprocs` as an int. Raise TypeError or ValueError if it is invalid."""
-    try:
-        count = operator.index(nprocs)
-    except TypeError:
-        raise TypeError(f"nprocs is {nprocs!r}; it must be a whole number") from None
+    count = integer("nprocs", nprocs)
     if not 1 <= count <= MAX_RANKS:
         raise ValueError(f"nprocs is {count}; allowed: 1 to {MAX_RANKS}")
     return count

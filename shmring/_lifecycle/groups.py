@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import operator
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from .._arguments import integer
 from .._bootstrap.join import World
 from .._system.deadline import Deadline
 from .._system.limits import explain
@@ -39,7 +39,7 @@ def pack_color(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
     """Return the numbers that a rank sends: 1 if it joins a group, else 0; its color; its key."""
     if color is None:
         return np.array([0, 0, 0], "i8")
-    return np.array([1, _integer("color", color), _integer("key", key)], "i8")
+    return np.array([1, _word("color", color), _word("key", key)], "i8")
 
 
 def by_color(packed: Numbers) -> list[list[int]]:
@@ -53,7 +53,7 @@ def by_color(packed: Numbers) -> list[list[int]]:
 
 def listed(ranks: Iterable[SupportsIndex], size: int) -> Numbers:
     """Return the ranks of a group, checked."""
-    numbers = [_integer("a rank", rank) for rank in ranks]
+    numbers = [_word("a rank", rank) for rank in ranks]
     for number in numbers:
         if not 0 <= number < size:
             raise ValueError(f"ranks names {number}; the ranks are 0 to {size - 1}")
@@ -300,11 +300,8 @@ def _introduce(
     )
 
 
-def _integer(what: str, number: SupportsIndex) -> int:
-    try:
-        integer = operator.index(number)
-    except TypeError:
-        raise TypeError(f"{what} is {number!r}; it must be an integer") from None
-    if not _WORD.min <= integer <= _WORD.max:
-        raise ValueError(f"{what} is {integer}; it must fit into 64 bits")
-    return integer
+def _word(what: str, number: SupportsIndex) -> int:
+    found = integer(what, number)
+    if not _WORD.min <= found <= _WORD.max:
+        raise ValueError(f"{what} is {found}; it must fit into 64 bits")
+    return found

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from .._arrays.shapes import integer
+from .._arguments import integer
 from ..errors import Closed, RankFailed
 from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
 from .ring_ends import MOST_READERS, BroadcastEnds

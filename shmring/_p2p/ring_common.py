@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
+from .._arguments import integer
 from .._arrays.buffers import masked
-from .._arrays.shapes import integer
 from .._config.settings import Settings
 from .._system import descriptors, procfs, segments
 from .._system.limits import usable_cpus

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import shmring
 
+from .._arguments import integer
 from .._config.optional_deps import need
 from ._jax.call import Call, group_of
 
@@ -291,7 +291,7 @@ def send(tree: Any, comm: shmring.Comm, dest: int, tag: int = 0) -> None:
     ... else:
     ...     x = shmring_jax.recv(x, comm, source=0)
     """
-    _run(comm, "send", tree, _rank(comm, "dest", dest), _integer("tag", tag))
+    _run(comm, "send", tree, _rank(comm, "dest", dest), integer("tag", tag))
 
 
 def recv(like: Any, comm: shmring.Comm, source: int, tag: int = 0) -> Any:
@@ -328,7 +328,7 @@ def recv(like: Any, comm: shmring.Comm, source: int, tag: int = 0) -> Any:
     ...     shmring_jax.recv(np.zeros(2, "i4"), comm, source=1).tolist()
     [0, 1]
     """
-    source, tag = _rank(comm, "source", source), _integer("tag", tag)
+    source, tag = _rank(comm, "source", source), integer("tag", tag)
     jax = need("jax", "jax", __name__)
     leaves, structure = jax.tree.flatten(like)
     if not leaves:
@@ -390,17 +390,10 @@ def _canonical(jax: Any, dtype: Any) -> Any:
 
 
 def _rank(comm: shmring.Comm, name: str, rank: int) -> int:
-    found = _integer(name, rank)
+    found = integer(name, rank)
     if not 0 <= found < comm.size:
         raise ValueError(f"{name} is {found}; there are ranks 0 to {comm.size - 1}")
     return found
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
 
 
 @contextlib.contextmanager

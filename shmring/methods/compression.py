@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 import shmring
 from shmring.errors import agreed
 
+from .._arguments import integer
 from .._comm.error_feedback import Residuals
 from .flat import check_in_place, check_op, parts, views
 
@@ -295,7 +295,7 @@ class Int8(_Vector):
 
     def __init__(self, *, stochastic: bool = False, seed: int = 0) -> None:
         super().__init__()
-        self._seed = operator.index(seed) if stochastic else None
+        self._seed = integer("seed", seed) if stochastic else None
         self._random: np.random.Generator | None = None
 
     def _count_with_padding(self, count: int, size: int) -> int:
@@ -477,9 +477,9 @@ class PowerSGD(Compressor):
 
     def __init__(self, rank: int = 2, *, seed: int = 0) -> None:
         super().__init__()
-        if operator.index(rank) < 1:
+        if integer("rank", rank) < 1:
             raise ValueError(f"rank is {rank}; it must be 1 or more")
-        self._rank, self._seed = rank, operator.index(seed)
+        self._rank, self._seed = rank, integer("seed", seed)
         self._right_factors = Residuals()  # of the last call; kept as long as the array exists
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:

@@ -5,13 +5,13 @@ This module uses only a communicator's public API.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._arguments import integer
 from .flat import agree, check_alike, check_op, dtype_of, one_call, one_call_to_make, views
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _Periodic:
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
         try:
             dtype = dtype_of(like)
-            if operator.index(every) < 1:
+            if integer("every", every) < 1:
                 raise ValueError(f"every is {every}; it must be 1 step or more")
         except Exception:
             comm.refuse("all_gather")

@@ -6,7 +6,6 @@ This module uses only a communicator's public API.
 from __future__ import annotations
 
 import itertools
-import operator
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
@@ -16,6 +15,7 @@ import numpy as np
 
 import shmring
 
+from .._arguments import integer
 from ..errors import agreed
 from .flat import FOLDS, check_folded, one_call_to_make
 
@@ -79,7 +79,7 @@ class ReductionServers:
         self, comm: shmring.Comm, reducers: Iterable[int], *, chunk_nbytes: int = 1 << 16, depth: int = 4
     ) -> None:
         try:
-            self.reducers = tuple(map(operator.index, reducers))
+            self.reducers = tuple(integer("a reducer", rank) for rank in reducers)
         except TypeError:
             comm.refuse("all_gather")
             raise

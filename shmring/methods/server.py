@@ -5,7 +5,6 @@ This module uses only a communicator's public API.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +13,7 @@ import numpy as np
 
 import shmring
 
+from .._arguments import integer
 from ..errors import agreed
 from .flat import check_rule, one_call_to_make
 from .rules import SGD, Rule, apply, scratch_for
@@ -506,7 +506,7 @@ class _Serving:
 
 
 def _check_staleness(staleness: int | None) -> None:
-    if staleness is not None and operator.index(staleness) < 0:
+    if staleness is not None and integer("staleness", staleness) < 0:
         raise ValueError(f"staleness is {staleness}; it must be 0 or more steps, or None for any number")
 
 
@@ -518,7 +518,7 @@ def _server_ranks(comm: shmring.Comm, servers: int | Sequence[int]) -> tuple[lis
                 f"servers is {servers}; allowed: 1 to {comm.size}, the number of ranks, or a list"
             )
         return [number * comm.size // int(servers) for number in range(int(servers))], False
-    ranks = [operator.index(rank) for rank in servers]
+    ranks = [integer("a server", rank) for rank in servers]
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < comm.size for rank in ranks):
         raise ValueError(f"servers is {ranks}; it must name one or more of {comm.size} ranks, each once")
     if len(ranks) == comm.size:

@@ -6,7 +6,6 @@ This module uses only a communicator's public API.
 from __future__ import annotations
 
 import math
-import operator
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from shmring.errors import agreed
 
+from .._arguments import integer
 from .flat import agree, check_arrays, check_in_place, one_call
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SparseAllReduce:
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
         try:
-            if operator.index(block) < 1:
+            if integer("block", block) < 1:
                 raise ValueError(f"block is {block}; it must be 1 element or more")
         except (TypeError, ValueError):
             comm.refuse("all_gather")
@@ -268,7 +268,7 @@ def _reduced_whole(comm: Comm, own: Array, sums: Array, length: int) -> tuple[ND
 
 def _check_pairs(indices: Array, values: Array, length: int) -> None:
     check_arrays([indices, values])
-    if not 0 <= operator.index(length) <= _LONGEST:
+    if not 0 <= integer("length", length) <= _LONGEST:
         raise ValueError(f"length is {length}; it must be 0 to {_LONGEST} rows")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise TypeError(f"indices is {indices.dtype} of {indices.ndim} dimensions; pass integers in one")

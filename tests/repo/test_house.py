@@ -62,18 +62,20 @@ C_HOUSE = {
 # The folders of shmring/ and the modules at its top, from the ground up, each with its allowed imports.
 FOLDERS = {
     "errors": set(),
+    "_arguments": set(),  # their checks
     "model": set(),  # of costs
     "_config": set(),
     "_core": set(),
     "_system": {"errors"},
     "_algorithms": {"_core"},
     "_transport": {"errors", "_core"},
-    "_bootstrap": {"errors", "_config", "_system"},
+    "_bootstrap": {"_arguments", "errors", "_config", "_system"},
     "_diagnostics": {"errors", "_core", "_system"},
     "_internode": {"_core", "_algorithms", "_transport"},
     "_engine": {"errors", "_core", "_system", "_algorithms", "_transport", "_diagnostics", "_internode"},
-    "_arrays": {"errors", "_core", "_system", "_diagnostics", "_engine"},
+    "_arrays": {"_arguments", "errors", "_core", "_system", "_diagnostics", "_engine"},
     "_lifecycle": {
+        "_arguments",
         "errors",
         "_config",
         "_core",
@@ -84,7 +86,7 @@ FOLDERS = {
         "_engine",
     },
     "_p2p": {"errors", "_config", "_core", "_system", "_transport", "_diagnostics", "_internode", "_engine"}
-    | {"_arrays"},
+    | {"_arguments", "_arrays"},
     "_comm": {"errors", "_config", "_core", "_system", "_algorithms", "_transport", "_bootstrap"}
     | {"_diagnostics", "_internode", "_engine", "_arrays", "_lifecycle", "_p2p"},
     "__init__": {
@@ -106,13 +108,14 @@ FOLDERS = {
     },  # the last one in a rank, when started
     "run": {"_launch"},
     # Users of the public names, and of little else.
-    "methods": {"__init__", "errors", "_comm"},  # error feedback of the wire, which is the collectives' too
+    "methods": {"_arguments", "__init__", "errors"}
+    | {"_comm"},  # error feedback of the wire, which is the collectives' too
     # The calls go to `_comm` without a Python call between, and are as short as MPI's because of this. The
     # numbers of kinds, and the table of operations, are `_core`'s.
     "mpi4py": {"__init__", "errors", "_comm", "_core", "_config", "_launch"},
     "_stand_in": {"mpi4py"},
     # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`.
-    "adapters": {"__init__", "methods", "_config", "_arrays"},
+    "adapters": {"_arguments", "__init__", "methods", "_config", "_arrays"},
     "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
     "selftest": {"tools"},
     "__main__": {"tools"},

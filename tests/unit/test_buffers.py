@@ -191,6 +191,14 @@ def test_memory_is_described_and_checked():
     assert not np.shares_memory(np.array(memory), x)
     with pytest.raises(TypeError, match="dtype is 'float33'; allowed: bool"):
         shmring.Memory(0, 0, "float33")
+    for wrong, text in (
+        ((1, 1.5), "count is 1.5;"),
+        ((1.0, 1), "address is 1.0;"),
+        ((1, None), "count is None;"),
+    ):
+        with pytest.raises(TypeError, match=f"{text} it must be an integer"):
+            shmring.Memory(*wrong, "uint8")
+    assert shmring.Memory(np.uint64(x.ctypes.data), np.int8(6), "float32").count == 6
     with pytest.raises(TypeError, match="NumPy has no bfloat16"):
         np.asarray(shmring.Memory(0, 0, "bfloat16"))
     with shmring.init() as comm, pytest.raises(ValueError, match="x is read-only"):
