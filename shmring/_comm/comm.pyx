@@ -1053,7 +1053,8 @@ cdef class Comm(Messages):
             Naming a new rank that does not come or that ends meanwhile. This communicator is still usable. RankFailed
             also if one of these ranks ends: `shrink` goes on without it.
         Exception
-            On rank 0, any exception of `invite`. The others raise `Error`.
+            On rank 0, any exception of `invite`, and TypeError if invite is no function. The others raise `Error`. This
+            communicator is still usable.
         Error
             As every collective, and as `shmring.init`.
 
@@ -1070,7 +1071,7 @@ cdef class Comm(Messages):
             # in worker.py: comm = shmring.init(*pickle.load(sys.stdin.buffer))
         """
         try:
-            number = growing.check_arguments(count, invite if self.own_rank == 0 else None, address, self.nranks)
+            number = growing.check_arguments(count, address, self.nranks)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(GROW)

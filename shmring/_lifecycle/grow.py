@@ -7,12 +7,12 @@ once, agree in it that all have met, and go on with it if not.
 
 from __future__ import annotations
 
-import operator
 import secrets
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
+from .._arguments import integer
 from .._bootstrap.join import World, check_nprocs
 from .._config.settings import parse_address
 from .._system.deadline import Deadline
@@ -43,21 +43,12 @@ class _Meeting(NamedTuple):
     listener: socket.socket | None
 
 
-def check_arguments(
-    count: SupportsIndex, invite: Callable[[World, int], object] | None, address: str | None, size: int
-) -> int:
-    """Return the number of new ranks. invite: None on a rank that does not use it."""
-    try:
-        number = operator.index(count)
-    except TypeError:
-        raise TypeError(f"count is {count!r}; it must be a whole number of new ranks") from None
+def check_arguments(count: SupportsIndex, address: str | None, size: int) -> int:
+    """Return the number of new ranks."""
+    number = integer("count", count)
     if number < 1:
         raise ValueError(f"count is {number}; it must be at least 1: shrink() makes a smaller communicator")
     check_nprocs(size + number)
-    if invite is not None and not callable(invite):
-        raise TypeError(
-            f"invite is {invite!r:.60}; give a function that passes a World and a rank to a new rank"
-        )
     if address is not None:
         parse_address("address", address)
     return number
@@ -84,6 +75,11 @@ def grow(
     try:
         if comm.rank == 0:
             try:
+                if not callable(wanted.invite):  # here, so that all ranks raise: the others do not use it
+                    raise TypeError(
+                        f"invite is {wanted.invite!r:.60}; give a function that passes a World and a rank to "
+                        "a new rank"
+                    )
                 meeting = _meeting(comm.size, key, internode, settings, wanted)
                 for rank in range(comm.size, meeting.world.nprocs):
                     wanted.invite(meeting.world, rank)

@@ -164,6 +164,10 @@ def cannot_invite(comm, path):
 
     with pytest.raises(KeyError if comm.rank == 0 else shmring.Error, match="no room"):
         comm.grow(1, refuse)
+    with pytest.raises(
+        TypeError if comm.rank == 0 else shmring.Error, match="invite is None; give a function"
+    ):
+        comm.grow(1, None if comm.rank == 0 else refuse)
     for wrong, kind in ((0, ValueError), ("many", TypeError), (1 << 20, ValueError)):
         with pytest.raises(kind):
             comm.grow(wrong, refuse)
