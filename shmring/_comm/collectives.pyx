@@ -202,8 +202,7 @@ cdef class Collectives:
     def wire(self):
         """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
-        It is "native" in every new communicator, also in one made by `split`. One made by `shrink` or `grow` has that
-        of the communicator that it replaces.
+        It is "native" after `init`. A communicator that another one makes has that one's.
         """
         return state.WIRES[self.default_wire]
 
@@ -217,7 +216,8 @@ cdef class Collectives:
 
         It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
         background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
-        call behind unfinished calls goes to the background at once. Each rank may have its own value. The default is 0.
+        call behind unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after
+        `init`. A communicator that another one makes has that one's.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -231,8 +231,8 @@ cdef class Collectives:
     def timeout_s(self):
         """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
 
-        It is that of `init` in a new communicator. One that another communicator makes has that one's. Each rank may
-        have its own value.
+        It is that of `init` at first. A communicator that another one makes has that one's. Each rank may have its own
+        value.
         """
         return self.engine.timeout_s
 

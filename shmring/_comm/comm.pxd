@@ -14,6 +14,7 @@ cdef class Comm(Messages):
     cdef int fd                      # of the segment, to allocate the pages of rings
 
     cdef object form(self, list members, double timeout_s)
+    cdef int pass_settings(self, Comm made) except -1
     cdef object group_of(self, parts, ranks)
     cdef Slots slots_of_objects(self)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)

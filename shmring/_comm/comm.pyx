@@ -216,8 +216,9 @@ cdef class Comm(Messages):
         Returns
         -------
         Comm or None
-            None if color is None. The communicators are independent: an abort, an error or the closing of one does not
-            affect the others. The death of a rank ends all communicators of that rank.
+            None if color is None. It begins with this communicator's `timeout_s`, `linger_s` and `wire`. The
+            communicators are independent: an abort, an error or the closing of one does not affect the others. The
+            death of a rank ends all communicators of that rank.
 
         Raises
         ------
@@ -344,11 +345,18 @@ cdef class Comm(Messages):
             self.engine.end_by(error, False, True, b"making a group of some ranks")
             raise
 
+    # Set what a user may set of a communicator that this one makes. Its engine began with this one's timeout.
+    cdef int pass_settings(self, Comm made) except -1:
+        made.default_wire = self.default_wire
+        made.engine.linger_ns = self.engine.linger_ns
+        return 0
+
     # Return the communicator of a group that has started. ranks: its ranks' numbers in this communicator.
     cdef object group_of(self, parts, ranks):
         comm = None
         try:
             comm = Comm(*parts, parent_ranks=ranks, parent=self)
+            self.pass_settings(comm)
             return self.traced_alike(comm)
         except BaseException:   # the other ranks have the group and must not wait for this rank
             leave_group(parts, comm)
@@ -968,7 +976,8 @@ cdef class Comm(Messages):
         Returns
         -------
         Comm
-            Its `parent_ranks` are the ranks' numbers in this communicator, its `epoch` is one more.
+            Its `parent_ranks` are the ranks' numbers in this communicator, its `epoch` is one more. It has this
+            communicator's `timeout_s`, `linger_s` and `wire`.
 
         Raises
         ------
@@ -1007,7 +1016,7 @@ cdef class Comm(Messages):
             left = None
             try:
                 left = Comm(*parts, parent_ranks=parent_ranks, parent=self, epoch=self.epoch + 1)
-                left.wire = self.wire
+                self.pass_settings(left)
                 self.traced_alike(left)
                 if self.internode is not None:
                     self.internode.deliver_view()
@@ -1043,7 +1052,8 @@ cdef class Comm(Messages):
         Returns
         -------
         Comm
-            Its `epoch` is one more, also on the new ranks. Its `wire` is this communicator's on these ranks.
+            Its `epoch` is one more, also on the new ranks. On these ranks it has this communicator's `timeout_s`,
+            `linger_s` and `wire`.
 
         Raises
         ------
@@ -1090,7 +1100,7 @@ cdef class Comm(Messages):
         parts = growing.grow(self, self.engine, self.internode, self.settings, wanted, timeout_s)
         try:
             larger = Comm(*parts, epoch=self.epoch + 1)
-            larger.wire = self.wire
+            self.pass_settings(larger)
             return larger
         except BaseException:   # the other ranks have it and must not wait for this rank
             leave_group(parts, larger)

@@ -183,6 +183,36 @@ def test_an_invitation_that_fails_harms_nothing(tmp_path):
         assert new.answers() == [(2, 3, 1, 1)]
 
 
+SETTINGS = {"linger_s": 0.001, "timeout_s": 7.0, "wire": "bf16"}
+
+
+def is_settable(comm, name):
+    try:
+        setattr(comm, name, getattr(comm, name))
+    except AttributeError:
+        return False
+    return True
+
+
+def settings_of_made(comm, path):
+    """Return what may be set of a communicator, and the settings of those that it makes."""
+    settable = [name for name in dir(comm) if not callable(getattr(comm, name)) and is_settable(comm, name)]
+    for name, value in SETTINGS.items():
+        setattr(comm, name, value)
+    made = [comm.split(0), comm.group([1, 0]), comm.dup(), comm.dup().shrink(), comm.grow(1, write_to(path))]
+    return settable, [{name: getattr(each, name) for name in SETTINGS} for each in made]
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 1]], ids=str)
+def test_a_communicator_has_the_settings_of_the_one_that_made_it(tmp_path, nodes):
+    with Ranks(2, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come, tmp_path / "world", 0, nodes and 0)
+        for settable, made in ranks(settings_of_made, tmp_path / "world"):
+            assert settable == list(SETTINGS)
+            assert made == [SETTINGS] * 5
+
+
 def cannot_join(comm, path):
     """Rank 1 fails at once, so nobody else can join."""
     join = startup.join
