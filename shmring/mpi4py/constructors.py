@@ -57,6 +57,13 @@ def basic_of(info: TypeInfo) -> TypeInfo | None:
     """Return the predefined datatype that a datatype is made of; None if it is made of several."""
     if info.made is None:
         return info
+    if info.basic is NotImplemented:
+        info.basic = _find_basic(info)
+    found: TypeInfo | None = info.basic
+    return found
+
+
+def _find_basic(info: TypeInfo) -> TypeInfo | None:
     _, base, arguments = info.made
     basics = [basic_of(part) for part in (arguments["datatypes"] if base is None else [base])]
     first = basics[0] if basics else None

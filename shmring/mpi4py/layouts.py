@@ -7,7 +7,7 @@ items is copied to contiguous memory before it is sent, and back after it was re
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,10 @@ class Layout:
         return region.view(_UNITS[self._unit])[self._index_of(count)].view(np.uint8)
 
     def scatter(self, packed: Any, region: Any, count: int) -> None:
-        """Copy what `gather` returned back to the items."""
+        """Copy what `gather` returned, or its first bytes, back to the items. Other bytes are untouched."""
+        if packed.nbytes < count * self.nbytes:
+            self._scatter_beginning(packed, region, self.bounds(count)[0])
+            return
         if not len(region) or self.is_dense or (len(self.offsets) == 1 and count == 1):
             region[:] = packed
             return
@@ -119,6 +122,35 @@ class Layout:
             places[:] = packed.view(places.dtype).reshape(places.shape)
         else:
             region.view(_UNITS[self._unit])[self._index_of(count)] = packed.view(_UNITS[self._unit])
+
+    def _scatter_beginning(self, packed: Any, region: Any, begin: int) -> None:
+        """Copy the first bytes of items. begin: the place of the region, from the address of an item."""
+        number, rest = divmod(packed.nbytes, self.nbytes)
+        parts = [(self, number, 0), (self.beginning(rest), 1, number * self.extent)][: 2 if rest else 1]
+        for layout, count, place in parts:
+            first, end = (place + bound - begin for bound in layout.bounds(count))
+            nbytes = count * layout.nbytes
+            layout.scatter(packed[:nbytes], region[first:end], count)
+            packed = packed[nbytes:]
+
+    def segments(self, region: Any, count: int) -> Iterator[Any]:
+        """Yield each segment of the items, in the order of the message; see `gather`."""
+        begin = self.bounds(count)[0]
+        for item in range(0, count * self.extent, self.extent) if self.extent else [0] * count:
+            for offset, length in zip(self.offsets.tolist(), self.lengths.tolist(), strict=True):
+                first = item + offset - begin
+                yield region[first : first + length]
+
+    def has_overlaps(self, count: int) -> bool:
+        """Return whether some bytes belong to two segments of `count` items."""
+        if count < 2 or self.true_ub - self.true_lb <= abs(self.extent):
+            return count > 0 and self._overlaps_itself
+        starts = np.arange(count)[:, None] * self.extent + self.offsets
+        return _have_common_bytes(starts.reshape(-1), np.tile(self.lengths, count))
+
+    @functools.cached_property
+    def _overlaps_itself(self) -> bool:
+        return _have_common_bytes(self.offsets, self.lengths)
 
     def _strided(self, region: Any, count: int) -> Any:
         """Return the items in memory as an array: items, segments of each, integers of each.
@@ -144,6 +176,11 @@ class Layout:
             if index.nbytes < _MOST_INDEX_NBYTES:
                 self._index = count, index
         return index
+
+
+def _have_common_bytes(starts: Any, lengths: Any) -> bool:
+    order = np.argsort(starts, kind="stable")
+    return bool((starts[order][1:] < (starts + lengths)[order][:-1]).any())
 
 
 def _spread(starts: Any, counts: Any, step: int) -> Any:

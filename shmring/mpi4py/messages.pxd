@@ -51,6 +51,7 @@ cdef class TypeInfo:
     cdef readonly object layout   # places of its bytes; None: predefined
     cdef readonly bint has_gaps   # its bytes are copied to contiguous memory to be sent, and back when received
     cdef readonly TypeInfo packed   # of items in that memory
+    cdef public object basic      # the datatype that it is made of, or None; NotImplemented: not asked yet
     cdef public object name, attributes
     cdef object __weakref__
 

@@ -85,6 +85,7 @@ class TypeInfo:
     layout: Any
     has_gaps: Any
     packed: Any
+    basic: Any
     name: Any
     attributes: Any
 
@@ -122,7 +123,7 @@ class Data:
     """The memory that a specification describes: items of a type, `count` in each of several blocks."""
 
     def part(self, displ: Any, nbytes: Any) -> Any: ...
-    def restore(self) -> Any: ...
+    def restore(self, nbytes: Any = ...) -> Any: ...
     finish: Any
     layout: Any
     bytes: Any

@@ -328,7 +328,7 @@ cdef class TypeInfo:
     def __init__(self, size, dtype, constant, letter, code, name, ops, made=None, layout=None):
         self.size, self.extent, self.dtype = size, dtype.itemsize, dtype
         self.constant, self.letter, self.code, self.name, self.ops = constant, letter, code, name, ops
-        self.made, self.layout = made, layout
+        self.made, self.layout, self.basic = made, layout, NotImplemented
         if layout is not None and (
                 not layout.is_dense or layout.offsets[0] or layout.lb or dtype.itemsize < layout.nbytes):
             self.has_gaps, self.extent = True, layout.extent
@@ -535,10 +535,13 @@ cdef class Data:
         self.copies.append((info.layout, region, copy, count))
         return copy
 
-    def restore(self):
-        """Copy items back to their places in the caller's memory, when they have been received."""
+    def restore(self, nbytes=None):
+        """Copy items back to their places in the caller's memory, when they have been received.
+
+        nbytes: the number of bytes that were received, where these may be fewer and there is one block.
+        """
         for layout, region, copy, count in self.copies:
-            layout.scatter(copy, region, count)
+            layout.scatter(copy[:nbytes], region, count)
 
     @property
     def finish(self):

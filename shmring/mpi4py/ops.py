@@ -10,8 +10,8 @@ import numpy as np
 
 from . import errors, handles
 from .folds import FoldCall
-from .messages import Handle, buffer, handle, simple
-from .types import Datatype
+from .messages import Handle, TypeInfo, buffer, handle, simple
+from .types import Datatype, operations_of
 
 _MOST_FUNCTIONS = 32
 _functions: set[Any] = set()
@@ -34,28 +34,21 @@ class OpInfo:
     def fold(self, lower: Any, higher: Any, datatype: Datatype) -> None:
         """Combine two arrays of items; the result is written to the second."""
         if self.is_predefined:
-            self.check(datatype)
             assert self.on_arrays is not None
-            try:
+            with np.errstate(all="ignore"):
                 higher[...] = self.on_arrays(lower, higher)
-            except TypeError as error:
-                raise errors.Exception(errors.ERR_OP, f"for {datatype.name}: {error}") from error
         else:
             self.on_objects(_memory_of(lower), _memory_of(higher), datatype)
 
-    def check(self, datatype: Datatype) -> None:
-        """Raise ERR_OP if MPI does not define the operation for a datatype."""
-        if not self.is_predefined or self.name in ("replace", "no_op"):
-            return
-        dtype, takes_pairs = datatype._info().dtype, self.name in ("minloc", "maxloc")
-        is_derived = dtype.kind == "V" and dtype.names is None
-        if is_derived or dtype.kind in "SU" or takes_pairs != (dtype.names is not None):
-            name = datatype.name or "a datatype that the program made"
+    def check(self, info: TypeInfo) -> None:
+        """Raise ERR_OP if MPI does not define the operation for a datatype, other than in a window."""
+        if self.is_predefined and self.name not in operations_of(info):
+            name = info.name or "a datatype that the program made"
             raise errors.Exception(errors.ERR_OP, f"{self.name} is not defined for {name}")
 
     def fold_call(self, context: Any, kind: int, root: int, given: Any, *arguments: Any) -> FoldCall:
         """Return the reduction that gathers the arrays of the ranks, and combines them on each of them."""
-        self.check(handle(Datatype, given.type))
+        self.check(given.type)
         return FoldCall(self, context, kind, root, given, *arguments)
 
 
@@ -115,6 +108,7 @@ class Op(handles.Named, Handle):
             raise ValueError("both messages must have the same datatype and count")
         if self._ref is None:
             raise errors.Exception(errors.ERR_OP)
+        self._ref.check(given.type)
         self._ref.fold(given.items, taken.items, handle(Datatype, given.type))
 
     def __reduce__(self) -> Any:

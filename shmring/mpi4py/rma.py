@@ -58,13 +58,7 @@ class Place(NamedTuple):
         if self.layout is None:
             np.copyto(self.bytes_in(window)[: given.nbytes], given)
             return
-        number, rest = divmod(given.nbytes, self.layout.nbytes)
-        whole = self._replace(number=number)  # nothing but what was given is written
-        self.layout.scatter(given[: given.nbytes - rest], whole.bytes_in(window), number)
-        if rest:
-            layout = self.layout.beginning(rest)
-            last = self._replace(begin=self.begin + number * self.layout.extent, number=1, layout=layout)
-            layout.scatter(given[-rest:], last.bytes_in(window), 1)
+        self.layout.scatter(given, self.bytes_in(window), self.number)
 
 
 class Operations:
@@ -100,7 +94,7 @@ class Operations:
             _check_fits(window, place.nbytes, taken.nbytes)
             with window.copying(place.rank, place.nbytes):
                 np.copyto(taken[: place.nbytes], place.read(window))
-            _finish(data)
+            _finish(data, place.nbytes)
 
     @reports
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
@@ -217,10 +211,10 @@ def _message(rank: int, spec: Any, is_written: bool) -> Data:
     return simple_with_gaps([None, 0] if rank == _PROC_NULL else spec, is_written)
 
 
-def _finish(data: Data) -> None:
-    """Copy items with gaps to their places in the caller's memory."""
+def _finish(data: Data, nbytes: int) -> None:
+    """Copy `nbytes` bytes that were read to the items in the caller's memory, if these have gaps."""
     if data.finish is not None:
-        data.finish()
+        data.finish(nbytes)
 
 
 def _check_fits(window: Window, moved: int, room: int) -> None:
@@ -242,10 +236,11 @@ def _single_items(*all_data: Data) -> tuple[Data, ...]:
 
 def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | None) -> None:
     """Combine items with those of a rank; store what these were before."""
-    if not op or not op.is_predefined:
-        raise window.failure(errors.ERR_OP, "the operation must be one of MPI's")
+    if not op or not op.is_predefined or (op == _NO_OP and taken is None):
+        raise window.failure(errors.ERR_OP, "the operation must be one of MPI's, and NO_OP needs a result")
     basic = basic_of(place.type)
-    is_whole = basic is None and op in (_NO_OP, _REPLACE)  # nothing is combined, so any parts will do
+    is_moved = op in (_NO_OP, _REPLACE)  # nothing is combined, so any parts will do
+    is_whole = basic is None and is_moved
     if is_whole:
         basic = place.type
     for given in [taken] if op == _NO_OP else [data, taken]:
@@ -257,15 +252,24 @@ def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | Non
         if given.bytes.nbytes != place.nbytes:
             raise window.failure(errors.ERR_COUNT, f"{given.count} items meet {place.number}")
     assert basic is not None  # each operation has an origin or a result
+    if not is_moved and basic.constant != "BYTE":  # MPICH takes BYTE as a number, in windows alone
+        op._ref.check(basic)
     before = None
-    with window.atomic[place.rank], np.errstate(all="ignore"):
+    with window.atomic[place.rank]:
         there = place.read(window).view(basic.dtype)
         if taken is not None:
             before = there.copy()
         if op != _NO_OP:
-            op._ref.fold(data.bytes.view(basic.dtype), there, handle(Datatype, basic))
-            if place.layout is not None:
-                place.write(window, there.view(np.uint8))
+            given, datatype = data.bytes.view(basic.dtype), handle(Datatype, basic)
+            if place.layout is not None and place.layout.has_overlaps(place.number):
+                for part in place.layout.segments(place.bytes_in(window), place.number):
+                    there = part.view(basic.dtype)
+                    op._ref.fold(given[: len(there)], there, datatype)
+                    given = given[len(there) :]
+            else:
+                op._ref.fold(given, there, datatype)
+                if place.layout is not None:
+                    place.write(window, there.view(np.uint8))
     if taken is not None:
         taken.bytes.view(basic.dtype)[:] = before
-        _finish(taken)
+        _finish(taken, place.nbytes)

@@ -294,14 +294,41 @@ refuse_methods(
 )
 
 
-def _ops_of(dtype: np.dtype[Any]) -> frozenset[str]:
-    return frozenset(kernels.ops(dtype.name) if dtype.name in kernels.dtypes() else ())
+_SUMS, _ORDER = ["sum", "prod"], ["min", "max"]
+_BITS, _LOGIC = ["band", "bor", "bxor"], ["land", "lor", "lxor"]
+_OPERATIONS = {  # that MPI defines, by the kind of the dtype
+    **dict.fromkeys("iu", frozenset(_SUMS + _ORDER + _BITS + _LOGIC)),
+    "f": frozenset(_SUMS + _ORDER),
+    "c": frozenset(_SUMS),
+    "V": frozenset(["minloc", "maxloc"]),  # of pairs
+    "?": frozenset(_LOGIC),
+    "F": frozenset(_SUMS + _ORDER + _BITS),  # of Fortran's integers
+    "B": frozenset(_BITS),
+}
+_OTHER_KINDS = {  # in which MPI does not see a datatype as NumPy sees its dtype
+    **dict.fromkeys(["C_BOOL", "CXX_BOOL", "LOGICAL"], "?"),
+    **dict.fromkeys(["INTEGER", "INTEGER1", "INTEGER2", "INTEGER4", "INTEGER8"], "F"),
+    **dict.fromkeys(["WCHAR", "CHARACTER", "PACKED"], "no operations"),
+    "BYTE": "B",
+}
+
+
+def operations_of(info: TypeInfo) -> frozenset[str]:
+    """Return the names of the operations that MPI defines for a datatype, and for `Dup`s of it."""
+    while info.made is not None and info.made[0] == "DUP":
+        info = info.made[1]
+    return frozenset() if info.made is not None else _defined(info.constant, info.dtype)
+
+
+def _defined(constant: str, dtype: np.dtype[Any]) -> frozenset[str]:
+    return _OPERATIONS.get(_OTHER_KINDS.get(constant, dtype.kind), frozenset())
 
 
 def _make(constant: str, dtype: np.dtype[Any], size: int, char: str, code: str) -> Datatype:
     name = "MPI_" + _MPI_NAMES.get(constant, constant)
-    info = TypeInfo(size, dtype, constant, char, code, name, _ops_of(dtype))
-    return handle(Datatype, info)
+    found = kernels.ops(dtype.name) if dtype.name in kernels.dtypes() else ()
+    ops = _defined(constant, dtype).intersection(found)
+    return handle(Datatype, TypeInfo(size, dtype, constant, char, code, name, ops))
 
 
 def _predefined() -> dict[str, Datatype]:

@@ -154,6 +154,25 @@ for op, expected in ((MPI.SUM, [2, 4]), (MPI.MAX, [1, 2]), (MPI.BXOR, [0, 0]), (
     assert list(both) == expected, (op.name, both)
 wrong = [letters, MPI.CHARACTER], [both, MPI.CHARACTER]
 assert code_of(MPI.SUM.Reduce_local, *wrong) == code_of(MPI.MINLOC.Reduce_local, letters, both) == MPI.ERR_OP
+logic, bits, order, sums = ["LAND", "LOR", "LXOR"], ["BAND", "BOR", "BXOR"], ["MIN", "MAX"], ["SUM", "PROD"]
+for names, defined in {
+    "INT UNSIGNED_CHAR AINT": logic + bits + order + sums,
+    "INTEGER INTEGER8": bits + order + sums,
+    "FLOAT LONG_DOUBLE REAL": order + sums,
+    "C_COMPLEX C_LONG_DOUBLE_COMPLEX": sums,
+    "C_BOOL CXX_BOOL LOGICAL": logic,
+    "BYTE": bits,
+    "INT_INT LONG_DOUBLE_INT": ["MINLOC", "MAXLOC"],
+    "WCHAR PACKED CHARACTER": [],
+}.items():
+    for datatype in (getattr(MPI, name) for name in names.split()):
+        x, y = ([np.zeros(datatype.extent, "u1"), 1, datatype] for _ in range(2))
+        for name in [*logic, *bits, *order, *sums, "MINLOC", "MAXLOC", "REPLACE", "NO_OP"]:
+            op = getattr(MPI, name)
+            expected = 0 if name in defined else MPI.ERR_OP
+            found = [code_of(call, *arguments) or 0 for call, *arguments in
+                     ((op.Reduce_local, x, y), (alone.Allreduce, x, y, op), (alone.Exscan, x, y, op))]
+            assert found == [expected] * 3, (datatype.name, name, found)
 given, taken = np.array([b"a", b"b"]), np.zeros(2, "S1")
 alone.Sendrecv(given, 0, 0, taken, 0, 0)
 assert (given == taken).all()

@@ -219,6 +219,31 @@ assert (now == 3).all(), now
 win.Fence()
 assert mine[0, :3].tolist() == [7] * 3 and mine[1:, 0].tolist() == [1] * 3, mine
 
+# Items that are in the target several times are combined once for each time.
+mine[:] = 10
+win.Fence()
+pairs = MPI.DOUBLE.Create_hvector(2, 2, 8)
+near = MPI.DOUBLE.Create_vector(2, 1, 2).Create_resized(0, 8)
+old = np.zeros(4)
+win.Get_accumulate(np.array([1.0, 2, 4, 8]), old, right, [0, 1, pairs])
+win.Accumulate(np.full(6, 2.0), right, [5, 3, near], MPI.PROD)
+win.Accumulate(np.full(4, 2.0), right, [12, 2, near], MPI.PROD)
+win.Fence()
+assert old.tolist() == [10] * 4, old
+assert mine.reshape(-1)[:10].tolist() == [11, 16, 18, 10, 10, 20, 20, 40, 20, 20], mine
+assert mine.reshape(-1)[10:16].tolist() == [10, 10, 20, 20, 20, 20], mine
+assert code_of(win.Accumulate, np.zeros(1), right, 0, MPI.NO_OP) == "ERR_OP"
+
+# A Get of less than there is room for writes to no other memory: it may have changed since the call began.
+from shmring.mpi4py.messages import simple_with_gaps
+
+a = room()
+data = simple_with_gaps([a, 3, near], True)
+a[:] = 5
+data.bytes[:24] = np.arange(3.0).view("u1")
+data.restore(24)
+assert a.reshape(-1)[:6].tolist() == [0, 2, 1, 5, 5, 5], a
+
 assert code_of(win.Put, x, right, [18, 1, column]) == "ERR_RMA_RANGE"
 assert code_of(win.Get, x, right, [10, 1, upward]) == "ERR_RMA_RANGE"
 assert code_of(win.Get, np.zeros(3), right, [0, 1, column]) == "ERR_TRUNCATE"
