@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import shmring
+from shmring.adapters._sharing import LEAST_NBYTES
 from shmring.adapters.pools import Executor
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for bench
@@ -26,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for b
 from bench.common.arguments import parse_size
 
 KEPT_NBYTES = 1 << 30
+MANY = 64  # tasks that are submitted at once
 
 
 def read(x):
@@ -85,6 +87,21 @@ def ways_of(pool, keeping, auto, nbytes):
     }
 
 
+def many_ways_of(executor, nbytes):
+    """Return a function for each way in which an Executor submits small arrays; LIGHT_NBYTES chooses one."""
+    x = np.ones(nbytes // 8)
+
+    def run(light_nbytes):
+        executor._light_nbytes = light_nbytes
+        for future in [executor.submit(read, x) for _ in range(MANY)]:
+            future.result()
+
+    return {
+        f"{MANY} tasks, copied": lambda: run(nbytes + 1),
+        f"{MANY} tasks, pickled at once": lambda: run(0),
+    }
+
+
 def joblib_ways_of(nbytes):
     import joblib
 
@@ -107,14 +124,21 @@ def milliseconds(way):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="8K,64K,256K,1M,16M,256M")
+    parser.add_argument("--sizes", default="8K,64K,128K,256K,1M,16M,256M")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--joblib", action="store_true")
     asked = parser.parse_args()
-    with ProcessPoolExecutor(1) as pool, ProcessPoolExecutor(1) as keeping, Executor(1) as auto:
+    with (
+        ProcessPoolExecutor(1) as pool,
+        ProcessPoolExecutor(1) as keeping,
+        Executor(1) as auto,
+        Executor(1) as many,
+    ):
         for size in asked.sizes.split(","):
             nbytes = parse_size(size)
             ways = ways_of(pool, keeping, auto, nbytes)
+            if nbytes < LEAST_NBYTES:
+                ways |= many_ways_of(many, nbytes)
             if asked.joblib:
                 ways |= joblib_ways_of(nbytes)
             taken = {name: [] for name in ways}

@@ -17,7 +17,8 @@ from .._arrays.passing import block_of, reduce_array, reduce_copy, reduce_plainl
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
 
-LIGHT_NBYTES = 160 << 10  # from here on a pickle at once is faster than a copy, if many tasks are submitted
+# bench_share.py: from here on a pickle at once is faster than a copy, if many tasks are submitted.
+LIGHT_NBYTES = 160 << 10
 _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes)) | {
     np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 }
