@@ -24,6 +24,8 @@ CLOSED_IT = "it returned, or closed the communicator, without making this call"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
+# The beginning of most errors.
+_NAMED = re.compile(r"rank (\d+) (?:on (\S+) failed: ([^;]*))?")
 _REMOTE_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
 _OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
 
@@ -155,7 +157,7 @@ def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None]
     cause, culprit, failed_seq, reason, number, op = report
     if cause == "remote":
         # Raise a copy: raising adds a traceback, and the engine keeps the original.
-        return copy.copy(engine.remote_error()) or Aborted(reason, reason=reason)
+        return copy.copy(engine.remote_error()) or _passed_on(reason)
     if cause == "mismatch":
         return _mismatch(engine, culprit, failed_seq, number, op, reason)
     seq = number if number > 0 else None
@@ -169,6 +171,17 @@ def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None]
         return Timeout(text, rank=culprit, op=op, seq=seq)
     text = f"rank {culprit} gave up: {reason}; {_OVER}"
     return Aborted(text, rank=culprit, op=op, seq=seq, reason=reason)
+
+
+def _passed_on(text: str) -> Error:
+    """Return the error of which this rank has the text alone, as its own connections are lost."""
+    named = _NAMED.match(text)
+    if named is None:
+        return Aborted(text, reason=text)
+    rank, host, cause = int(named[1]), named[2], named[3]
+    if host is None:
+        return Aborted(text, rank=rank, reason=text)
+    return RankFailed(text, rank=rank, host=host, cause=cause)
 
 
 def _mismatch(

@@ -61,7 +61,9 @@ def reset_all(comm, victim, ends):
 def test_connections_that_are_reset_are_a_failure_on_all_sides(layout, victim, ends):
     with across(layout) as ranks:
         outcomes = ranks.meet().outcomes(reset_all, victim, ends)
-    assert isinstance(outcomes.pop(victim), Died if ends else shmring.Error)
+    own = outcomes.pop(victim)
+    assert isinstance(own, Died if ends else shmring.RankFailed), own
+    assert ends or own.rank is not None
     for error in assert_all(outcomes, shmring.RankFailed):
         assert ends is False or error.rank == victim
 
