@@ -53,7 +53,11 @@ def by_color(packed: Numbers) -> list[list[int]]:
 
 def listed(ranks: Iterable[SupportsIndex], size: int) -> Numbers:
     """Return the ranks of a group, checked."""
-    numbers = [_word("a rank", rank) for rank in ranks]
+    try:
+        given = list(ranks)
+    except TypeError:
+        raise TypeError(f"ranks is {ranks!r:.60}; give a list of ranks") from None
+    numbers = [_word("a rank", rank) for rank in given]
     for number in numbers:
         if not 0 <= number < size:
             raise ValueError(f"ranks names {number}; the ranks are 0 to {size - 1}")

@@ -244,7 +244,7 @@ WRONG = {
     "a negative rank": (lambda comm: comm.group([-1]), ValueError, "0 to 2"),
     "a rank twice": (lambda comm: comm.group([1, 1]), ValueError, "once"),
     "no integers": (lambda comm: comm.group([0.0]), TypeError, "integer"),
-    "no list": (lambda comm: comm.group(1), TypeError, "iter"),
+    "no list": (lambda comm: comm.group(1), TypeError, "ranks is 1; give a list"),
     "a dup's timeout": (lambda comm: comm.dup(timeout=-1), ValueError, "timeout"),
 }
 
