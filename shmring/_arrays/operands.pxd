@@ -67,6 +67,18 @@ cdef inline void describe_items_of(Call *c, const Operand *operand) noexcept:
     c.items = &operand.items if operand.dtype == OPAQUE else NULL
 
 
+# True if a call may read x while it writes out: they are disjoint or equal, or one is this rank's part of the other.
+cdef inline bint can_read_while_writing(const unsigned char *x, size_t x_nbytes, const unsigned char *out,
+                                        size_t out_nbytes, int rank) noexcept nogil:
+    if x + x_nbytes <= out or out + out_nbytes <= x:
+        return True
+    if x_nbytes > out_nbytes:
+        x += rank * out_nbytes
+    elif x_nbytes < out_nbytes:
+        out += rank * x_nbytes
+    return x == out
+
+
 cdef inline bint has_items_of(const Call *c, const Operand *operand) noexcept:
     return operand.dtype == c.dtype and operand.itemsize == c.itemsize and (
         c.dtype != OPAQUE or operand.items.signature == c.items.signature)

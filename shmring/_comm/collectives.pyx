@@ -15,7 +15,7 @@ from libc.string cimport memset
 from posix.unistd cimport close
 
 from .._arrays.operands cimport (
-    Operand, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
+    Operand, can_read_while_writing, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
 )
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
@@ -910,17 +910,8 @@ cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -
     return 0
 
 
-# Raise ValueError if out and x overlap, unless they are equal or one is this rank's part of the other.
 cdef int check_overlap(Call *c, int rank) except -1:
-    cdef const unsigned char *x = c.x
-    cdef const unsigned char *out = c.out
-    if not (out < x + c.x_nbytes and x < out + c.out_nbytes):
-        return 0
-    if c.x_nbytes > c.out_nbytes:
-        x += rank * c.nbytes
-    elif c.x_nbytes < c.out_nbytes:
-        out += rank * c.nbytes
-    if x != out:
+    if not can_read_while_writing(c.x, c.x_nbytes, c.out, c.out_nbytes, rank):
         raise ValueError("out and x overlap in part; out must be x itself (or this rank's part of it, "
                          "or have x as this rank's part) or disjoint from it")
     return 0

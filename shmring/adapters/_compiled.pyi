@@ -57,6 +57,9 @@ def allreduce(
 def broadcast(self: Any, *arguments: Any, **keywords: Any) -> Any:
     """Copy the root's tensor to all ranks. Return None if the call is complete, else its Work."""
 
+def fits(given: shmring.Memory, out: shmring.Memory, rank: int) -> bool:
+    """Return whether a call may read `given` while it writes `out`. The group's method copies others."""
+
 def all_gather_single(self: Any, *arguments: Any, **keywords: Any) -> Any:
     """Gather all ranks' tensors in one tensor: output, input, options. Return as `broadcast`."""
 

@@ -5,9 +5,11 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
+from .._arrays.operands cimport Memory, can_read_while_writing
+
 import threading
 
-from shmring import Closed, Memory
+from shmring import Closed
 
 # ---- torch ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +208,7 @@ def all_gather_single(self, *arguments, **keywords):
     cdef CallLock calling
     if len(arguments) == 3 and not keywords and for_all_gather.read(arguments[2], &fields) and is_plain(&fields):
         out, memory = memory_of(arguments[0]), memory_of(arguments[1])
-        if out is not None and memory is not None and fits(memory, out, self.comm):
+        if out is not None and memory is not None and fits(memory, out, self.comm.rank):
             calling = self._calling
             calling.take(-1.0)
             try:
@@ -228,7 +230,7 @@ def reduce_scatter_single(self, *arguments, **keywords):
     if len(arguments) == 3 and not keywords and for_reduce_scatter.read(arguments[2], &fields) and is_plain(&fields):
         out, memory = memory_of(arguments[0]), memory_of(arguments[1])
         name = None if out is None or memory is None else name_of_op(fields.op, arguments[1])
-        if name is not None and fits(out, memory, self.comm):
+        if name is not None and fits(memory, out, self.comm.rank):
             calling = self._calling
             calling.take(-1.0)
             try:
@@ -248,14 +250,9 @@ cdef inline bint is_plain(const Fields *fields) noexcept:
     return not fields.is_async and not fields.has_timeout and fields.root_tensor == 0
 
 
-# True if this rank's part of the result may be read while `whole` is written, or the reverse: they do not overlap, or
-# the part is where it belongs in the whole. The group's method copies others.
-cdef inline bint fits(object part, object whole, object comm) except -1:
-    cdef uintptr_t begin = part.address, whole_begin = whole.address
-    if begin < whole_begin:
-        return begin + <size_t> part.nbytes <= whole_begin
-    return (whole_begin + <size_t> whole.nbytes <= begin
-            or begin == whole_begin + <size_t> comm.rank * <size_t> part.nbytes)
+cpdef bint fits(Memory given, Memory out, int rank) except -1:
+    """Return whether a call may read `given` while it writes `out`. The group's method copies others."""
+    return can_read_while_writing(given.data, given.count * given.itemsize, out.data, out.count * out.itemsize, rank)
 
 
 # ---- XLA -----------------------------------------------------------------------------------------------------

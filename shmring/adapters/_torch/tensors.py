@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from shmring import Memory
 
+from .. import _compiled
+
 # Return the tensor's own memory; None if its elements are not stored there in order as they read.
 memory_of = Memory.of
 
@@ -157,11 +159,7 @@ def apart(given: Memory, out: Memory, rank: int) -> Memory:
 
     shmring takes an input that begins where this rank's part of the output does; gloo takes any overlap.
     """
-    (begin, end), (out_begin, out_end) = _span(given), _span(out)
-    if end <= out_begin or out_end <= begin:
-        return given
-    own_begin = begin + rank * out.nbytes if given.nbytes > out.nbytes else begin
-    if own_begin == out_begin + (rank * given.nbytes if given.nbytes < out.nbytes else 0):
+    if _compiled.fits(given, out, rank):
         return given
     copy = bytes_of(given).copy()
     return Memory(copy.__array_interface__["data"][0], given.count, given.dtype, owner=copy)
