@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import selectors
+import signal
 import sys
 import time
 import traceback
@@ -498,6 +499,21 @@ class _Rank:
         _children.discard(self.process)  # multiprocessing keeps those whose exit code it does not know
 
 
+def _start_forkserver() -> None:
+    """Start multiprocessing's server of forks with SIGCHLD not blocked: it would inherit the mask.
+
+    Without the signal it never reports that a process has ended, and every wait for one lasts for ever.
+    """
+    from multiprocessing import forkserver
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:  # a handler of a signal that has waited may raise at once
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Launch:
     """The ranks of one `spawn`, from their start until all have ended."""
 
@@ -517,6 +533,8 @@ class _Launch:
         context: Any = multiprocessing.get_context(method)
         if method == "fork":
             from .. import init  # noqa: F401  once here, and not in every rank
+        elif method == "forkserver":
+            _start_forkserver()
         message = memoryview(_head(_CALL, payload) + payload)
         ends: list[Connection] = []
         for rank in range(world.nprocs):

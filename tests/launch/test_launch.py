@@ -178,6 +178,21 @@ def test_results_come_by_rank(method):
     assert got == [(rank, 3, ("a",), {"b": 1}) for rank in range(3)]
 
 
+SIGCHLD_IS_BLOCKED = """
+import signal, shmring
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    print(shmring.spawn(repr, 2, method="forkserver")[0][:13], signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_a_forkserver_works_where_sigchld_is_blocked(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SIGCHLD_IS_BLOCKED)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"<shmring.Comm { {signal.SIGCHLD} }\n", done.stdout + done.stderr
+
+
 def test_ranks_compute_together():
     for x in shmring.spawn(total, 2, args=(1.5,)):
         np.testing.assert_array_equal(x, np.full(1000, 4.0))
