@@ -32,7 +32,7 @@
                         | message rings to rank 1 ...                  |  the receiver's `p2p_senders`
                         +----------------------------------------------+                                  */
 
-#define SR_MAGIC 0x676e69726d687361u       /* "ashmring": a segment of this layout */
+#define SR_MAGIC 0x676e69726d687362u       /* "bshmring": a segment of this layout */
 #define SR_QUEUE_MAGIC 0x33756575716d6873u /* "shmqueu3": a ring in memory of its own */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
@@ -64,7 +64,7 @@ struct sr_call_line {
 
 /* Payload of a call line whose data are larger than the line. W owner before seq; R all. */
 struct sr_descriptor {
-    uint32_t x_block, out_block;    /* shared blocks of x and out; 0: private memory; SR_PRIVATE: see there */
+    uint64_t x_block, out_block;    /* shared blocks of x and out; 0: private memory; SR_PRIVATE: see there */
     uint64_t x_offset, out_offset;  /* bytes from the owner's part of the block; with SR_PRIVATE the owner's address */
     uint32_t far;                   /* of rank 0: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* of rank 0: this call measures the distance again */
@@ -72,7 +72,7 @@ struct sr_descriptor {
     uint32_t next_single_copy;      /* of rank 0: the path of the next call of this kind and size class */
 };
 
-#define SR_PRIVATE 0xffffffffu /* in place of a block: private memory that other ranks read through the kernel */
+#define SR_PRIVATE UINT64_MAX /* in place of a block: private memory that other ranks read through the kernel */
 
 /* The progress counters of a rank. */
 enum sr_progress {
@@ -241,8 +241,7 @@ struct sr_receipts {
    the bytes from there, once. See offer.h, which has the states. */
 struct sr_offer {
     uint64_t place;    /* W producer before the frame is there, R consumer: address, or offset in ... */
-    uint32_t block;    /* ... the producer's part of this shared block; SR_PRIVATE: none. Likewise */
-    uint32_t reserved;
+    uint64_t block;    /* ... the producer's part of this shared block; SR_PRIVATE: none. Likewise */
     sr_flag state;     /* enum sr_offer_state. W both sides, by compare-and-swap; R producer, which sleeps on it */
 };
 #define SR_RING_LEAST_NBYTES 512u

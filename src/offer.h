@@ -31,7 +31,7 @@ enum sr_offer_state {
 /* Put an offer into the ring and publish it; sr_ring_has_room has returned true for one line. The offer stays valid
    until the producer puts the next frame into the ring. */
 static inline struct sr_offer *sr_offer_put(struct sr_ring_end *end, struct sr_frame *head, uint64_t place,
-                                            uint32_t block)
+                                            uint64_t block)
 {
     const struct sr_offer offer = {.place = place, .block = block};
     const uint64_t begin = sr_ring_data_at(end->position, sizeof offer);

@@ -7,19 +7,23 @@ from .collectives cimport Collectives, Work
 
 
 cdef enum:
-    ANNOUNCED_NBYTES = 32       # pieces up to this size are sent with their count; both fill the payload of a call line
+    ANNOUNCED_NBYTES = 40       # pieces up to this size are sent with their count; both fill the payload of a call line
+
+
+cdef struct _Place:
+    uint64_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
+    uint64_t offset             # in the giver's part of a shared block; for SR_PRIVATE its address in the giver
+    uint32_t zero_copy_nbytes   # the giver prefers not to stage if the largest piece has at least this size
 
 
 cdef union _What:
-    uint64_t offset                    # in the giver's part of a shared block; for SR_PRIVATE its address in the giver
-    unsigned char[ANNOUNCED_NBYTES] data    # the whole piece if it fits
+    _Place place
+    unsigned char[ANNOUNCED_NBYTES] data   # the whole piece if it fits
 
 
 # Announcement of one piece, before it is moved.
 cdef struct Announced:
     uint64_t nrows
-    uint32_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
-    uint32_t zero_copy_nbytes   # the giver prefers not to stage if the largest piece has at least this size
     _What what
 
 

@@ -377,7 +377,7 @@ cdef class VectorCollectives(Collectives):
             if piece.nbytes <= ANNOUNCED_NBYTES:
                 memcpy(announced.what.data, piece.data, piece.nbytes)
             elif not in_place and g.inter == NULL:
-                announce_place(self.engine, c, announced, piece)
+                announce_place(self.engine, c, &announced.what.place, piece)
         return 0
 
     # Describe the first call, which exchanges the announcements.
@@ -424,6 +424,7 @@ cdef class VectorCollectives(Collectives):
     # enough for the second synchronisation that this takes.
     cdef int choose_place(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
+        cdef _Place *place
         cdef int giver, taker
         c.x_block = 1
         for giver in range(parts.size):
@@ -431,32 +432,35 @@ cdef class VectorCollectives(Collectives):
                 announced = parts.announced_of(giver, taker)
                 if (goes_from_to(c, giver, taker) and giver != taker
                         and announced.nrows * parts.row_nbytes > ANNOUNCED_NBYTES):
-                    if announced.block == 0 or c.nbytes < announced.zero_copy_nbytes:
+                    place = &announced.what.place
+                    if place.block == 0 or c.nbytes < place.zero_copy_nbytes:
                         c.x_block = 0
                         return 0
-                    if announced.block == SR_PRIVATE:
+                    if place.block == SR_PRIVATE:
                         c.x_block = SR_PRIVATE
         return 0
 
     # Set the addresses to read from. Return False if rank c.awaited.rank announced invalid data.
     cdef bint find_places(self, Call *c, _Parts parts) noexcept:
         cdef Announced *announced
+        cdef _Place *place
         cdef Piece *piece
         cdef size_t nbytes
         cdef int giver, rank = self.own_rank
         for giver in range(parts.size):
             announced = parts.announced_of(giver, rank)
             piece = &parts.taken[giver]
+            place = &announced.what.place
             nbytes = announced.nrows * parts.row_nbytes
             if nbytes <= ANNOUNCED_NBYTES:
                 piece.there = announced.what.data
             elif goes_from_to(c, giver, rank) and giver != rank:
                 c.awaited.rank = giver
-                piece.there_is_private = announced.block == SR_PRIVATE
+                piece.there_is_private = place.block == SR_PRIVATE
                 if piece.there_is_private:
-                    piece.there = <unsigned char *> <uintptr_t> announced.what.offset
+                    piece.there = <unsigned char *> <uintptr_t> place.offset
                 else:
-                    piece.there = shared_address(&self.engine.g, announced.block, giver, announced.what.offset, nbytes)
+                    piece.there = shared_address(&self.engine.g, place.block, giver, place.offset, nbytes)
                 if piece.there == NULL:
                     return False
         return True
@@ -495,15 +499,15 @@ cdef class VectorCollectives(Collectives):
 
 
 # Announce the address of a piece if the other ranks can read the piece there.
-cdef void announce_place(Engine engine, Call *c, Announced *announced, Piece *piece) noexcept:
+cdef void announce_place(Engine engine, Call *c, _Place *place, Piece *piece) noexcept:
     cdef Group *g = &engine.g
     cdef size_t least = g.zero_copy_nbytes
-    if not engine.find_block(piece.data, piece.nbytes, &announced.block, &announced.what.offset):
+    if not engine.find_block(piece.data, piece.nbytes, &place.block, &place.offset):
         if not offers_single_copy(g, c, piece.nbytes) or piece.nbytes == 0 or not can_be_read(g, piece.data):
             return
-        announced.block, announced.what.offset = SR_PRIVATE, <uintptr_t> piece.data
+        place.block, place.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, least_single_copy(g, c))
-    announced.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
+    place.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
 
 
 # Copy the announced contents of the pieces. Call this only if every piece was announced with its contents.

@@ -62,7 +62,7 @@ cdef enum Path:      # the method that carried a call, for stats
 # The memory of one shared array as this process maps it: `stride` bytes for each rank, in rank order. The user knows
 # this rank's part by the address `own`, which is a second mapping of the same memory if the array was adopted.
 cdef struct Block:
-    uint32_t id
+    uint64_t id
     uintptr_t begin
     uintptr_t own
     size_t stride
@@ -189,7 +189,7 @@ cdef struct Call:
     const unsigned char *x
     unsigned char *out
     bint out_is_new                  # allocated for this call; the pages of a large one have not been touched
-    uint32_t x_block, out_block
+    uint64_t x_block, out_block
     uint64_t x_offset, out_offset
     const Piece *given               # vector calls: by rank, the data that it takes from this one; NULL: equal pieces
     const Piece *taken               # vector calls: by rank, the data that this one takes from it
@@ -271,7 +271,7 @@ cdef inline uint64_t fingerprint_of(const Call *c) noexcept nogil:
 
 
 # The address at which this process maps rank's part of a shared block; NULL if the descriptor is invalid.
-cdef inline unsigned char *shared_address(Group *g, uint32_t block, int rank, uint64_t offset,
+cdef inline unsigned char *shared_address(Group *g, uint64_t block, int rank, uint64_t offset,
                                           size_t nbytes) noexcept nogil:
     cdef int i
     for i in range(g.nblocks):

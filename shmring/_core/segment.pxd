@@ -14,7 +14,7 @@ cdef extern from "layout.h" nogil:
         uint64_t fingerprint
         unsigned char *payload
     cdef struct sr_descriptor:
-        uint32_t x_block, out_block
+        uint64_t x_block, out_block
         uint64_t x_offset, out_offset
         uint32_t far, ping, skew, next_single_copy
     cdef struct sr_counter:
@@ -76,11 +76,11 @@ cdef extern from "layout.h" nogil:
         SR_PAGE, SR_LINE, SR_LINES, SR_CACHE_LINE, SR_PAYLOAD_NBYTES, SR_RECORDS, SR_MAX_RANKS
         SR_OP_NBYTES, SR_REASON_NBYTES, SR_ITEM_NAME_NBYTES, SR_VIEW_NBYTES, SR_VIEW_WORDS, SR_KEY_NBYTES
         SR_MAGIC
-        SR_PRIVATE
         SR_STAGED, SR_REDUCED, SR_COPIED, SR_HANDED, SR_FINISHED, SR_PINGED, SR_PROGRESSES
         SR_JOINED, SR_CLOSED
         SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABORTED, SR_REMOTE_ABORT
         SR_UNDER_WAY, SR_COMPLETE, SR_RAISED
+    const uint64_t SR_PRIVATE
     sr_lane *sr_layout_lane(void *segment, int rank)
     size_t sr_layout_control_nbytes(int nranks)
     size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)

@@ -29,7 +29,7 @@ cdef class State:
 
     cdef bint may_call(self) noexcept
     cdef sr_report report_of(self, object seq, str reason, str op)
-    cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept
+    cdef bint find_block(self, const void *address, size_t nbytes, uint64_t *block, uint64_t *offset) noexcept
 
 
 cdef int await_same_call(State state, Call *c) except -1

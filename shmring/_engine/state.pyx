@@ -259,7 +259,7 @@ cdef class State:
         self.g.oversubscribed = oversubscribed
 
     # Find the shared block that contains these bytes in this rank's part. Return False if the memory is private.
-    cdef bint find_block(self, const void *address, size_t nbytes, uint32_t *block, uint64_t *offset) noexcept:
+    cdef bint find_block(self, const void *address, size_t nbytes, uint64_t *block, uint64_t *offset) noexcept:
         cdef Group *g = &self.g
         cdef uintptr_t begin = <uintptr_t> address
         cdef uintptr_t own

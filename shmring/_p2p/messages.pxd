@@ -73,7 +73,7 @@ cdef struct Message:
     sr_outgoing out          # only for a send, as all that follow
     Offering offering
     uint64_t place           # in an offer
-    uint32_t block
+    uint64_t block
     sr_offer *offer          # in the ring; valid while OFFERED
     uint64_t offered_ns
 
@@ -132,7 +132,7 @@ cdef struct Peer:
     sr_incoming incoming
     Reading reading
     uint64_t place           # ... if its sender has offered it
-    uint32_t block
+    uint64_t block
     uint64_t copy_ns         # time that this rank has copied it, or when it began to come through the ring
     # By class of length: bytes a ns of messages through the ring, and number of messages that it is the mean of.
     double[OFFER_CLASSES] ring_speed

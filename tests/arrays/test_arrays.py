@@ -20,6 +20,7 @@ from leftovers import names_in_shm
 from ranks import Died, Ranks
 
 import shmring
+from shmring._arrays.allocator import Arrays
 
 MIB = 1 << 20
 LARGE = 24 * MIB
@@ -354,6 +355,29 @@ def test_a_thousand_allocations_leave_nothing(world_of, segment):
     for before, after, _ in world_of(2, SHMRING_SEGMENT=segment)(allocate_often, 1000):
         assert after[0] == before[0]
         assert after[1] <= before[1] + 2
+
+
+def allocate_past_32_bits(comm):
+    (arrays,) = (held for held in gc.get_referents(comm) if isinstance(held, Arrays))
+    oldest = comm.full(MIB, comm.rank + 1, "float32")  # number 1 remains in use
+    arrays._last_id = (1 << 32) - 3
+    for _ in range(4):
+        x = comm.full(MIB, comm.rank, "float32")
+        comm.all_reduce(x)
+        assert (x == 1).all()
+        assert comm.stats()["path"] == "zero_copy"
+        sent, received = comm.isend(x, 1 - comm.rank), np.empty_like(x)
+        comm.recv(received, 1 - comm.rank)
+        sent.wait()
+        assert (received == 1).all()
+        assert all((piece == 1).all() for piece in comm.all_gather_v(x))
+    comm.all_reduce(oldest)
+    return float(oldest.min()), float(oldest.max())
+
+
+def test_more_arrays_than_32_bits_can_number(world_of):
+    """A program that makes an array in each step reaches that number within weeks."""
+    assert world_of(2)(allocate_past_32_bits) == [(3.0, 3.0)] * 2
 
 
 def test_they_outlive_the_communicator(world_of):
