@@ -32,8 +32,8 @@ from .._core.spsc_ring cimport (
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 from .ring_frames cimport (
     ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, JOIN_NBYTES, KIND_BITS, LONG_POLL_NS,
-    MOST_DIMENSIONS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK, POLLS_A_SIGNAL_CHECK, POLL_NS,
-    WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
+    MOST_DIMENSIONS, NUMBER_BITS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK,
+    POLLS_A_SIGNAL_CHECK, POLL_NS, WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
 )
 
 import queue
@@ -377,7 +377,7 @@ cdef class Ends:
     cdef bint begin_item(self, object out, bint takes_objects, bint block, uint64_t *deadline) except -1:
         cdef sr_frame head
         cdef int status = SR_RING_WAIT, kind
-        cdef uint64_t number
+        cdef uint64_t nskipped
         if self.may_take():
             status = sr_broadcast_peek(&self.consumer, self.tail, &head)
         if status == SR_RING_WAIT:
@@ -388,12 +388,12 @@ cdef class Ends:
         if status != SR_RING_WHOLE or head.flags & SR_FRAME_CUT or head.message_nbytes > <uint64_t> 1 << 62:
             raise self._damaged()
         kind = head.kind & (1 << KIND_BITS) - 1
-        number = head.kind >> KIND_BITS
-        if number != self.next_number:
-            if self.tail == NULL or number < self.next_number:
+        nskipped = ((head.kind >> KIND_BITS) - self.next_number) & (<uint64_t> 1 << NUMBER_BITS) - 1
+        if nskipped != 0:
+            if self.tail == NULL or nskipped >> NUMBER_BITS - 1 != 0:
                 raise self._damaged()
-            self.nlost += number - self.next_number
-            self.next_number = number
+            self.nlost += nskipped
+            self.next_number += nskipped
         if (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None):
             raise self._unwanted(kind == OBJECT, head.message_nbytes)
         self.item_is_given = False

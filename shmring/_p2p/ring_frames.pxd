@@ -25,7 +25,8 @@ cdef enum:
     POLLS_AN_ABSENT_CHECK = 3   # a process that has not come is looked for once in so many long intervals
     MOST_DIMENSIONS = 64        # NPY_MAXDIMS of numpy 2
     JOIN_NBYTES = 65536         # the parts of such a small object are copied together
-    KIND_BITS = 8               # of a frame's kind; the other 48 bits are the number of the item
+    KIND_BITS = 8               # of a frame's kind; the others are the number of the item, which wraps
+    NUMBER_BITS = 48
 
 cdef enum Kind:      # kind of a frame
     BYTES, ARRAY, FORTRAN_ARRAY, DESCRIPTION, OBJECT

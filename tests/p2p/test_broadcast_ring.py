@@ -21,6 +21,7 @@ import shmring
 
 TINY = 512
 ENOUGH_S = 20
+FIRST_NUMBER_AT = 664  # offset of sr_broadcast.reader[0].place.first_number, see layout.h
 METHODS = ("fork", "spawn", "forkserver")
 FORK = multiprocessing.get_context("fork")
 
@@ -466,6 +467,18 @@ def test_a_writer_that_drops_does_not_wait_and_keeps_the_newest():
         assert same(ring.get_object()["then"], np.arange(3))
         assert ring.get() == "€".encode()
         assert ring.lost == first[0]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_number_of_an_item_wraps(drop):
+    """A frame holds 48 bits of it. The reader finds the whole number of its first item in its place."""
+    lost = 3 if drop else 0
+    with shmring.Broadcast(4096, readers=1, drop=drop) as ring:
+        os.pwrite(ring._fd, ((1 << 48) - lost).to_bytes(8, "little"), FIRST_NUMBER_AT)
+        for item in (b"one", b"two"):
+            ring.put(item)
+            assert ring.get_nowait() == item
+        assert ring.lost == lost
 
 
 def test_with_drop_an_item_has_to_fit():
