@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -172,5 +173,14 @@ def _checked(text: str, what: str) -> str:
 
 
 INFO_NULL = Info()
-INFO_ENV: Info = handle(Info, Hints(command=sys.argv[0] if sys.argv else "", wdir=os.getcwd()))
+
+
+def _environment() -> Hints:
+    found = Hints(command=sys.argv[0] if sys.argv else "")
+    with contextlib.suppress(OSError):  # the working directory has been removed, or may not be read
+        found["wdir"] = os.getcwd()
+    return found
+
+
+INFO_ENV: Info = handle(Info, _environment())
 handles.predefine({"INFO_NULL": INFO_NULL, "INFO_ENV": INFO_ENV})

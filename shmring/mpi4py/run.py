@@ -39,16 +39,25 @@ def run_command_line(args: list[str] | None = None) -> None:
     if target in ("-", "-c"):
         code, rest = (sys.stdin.read(), arguments[1:]) if target == "-" else (arguments[1], arguments[2:])
         sys.argv[:] = [target, *rest]
-        sys.path[0] = ""
+        search_first("")
         _run_text(code, "<stdin>" if target == "-" else "<string>")
     elif target == "-m":
         sys.argv[:] = arguments[1:]
-        sys.path[0] = os.getcwd()
+        search_first(os.getcwd())
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv[:] = arguments
-        sys.path[0] = os.path.realpath(os.path.dirname(target))
+        search_first(os.path.realpath(os.path.dirname(target)))
         runpy.run_path(target, run_name="__main__")
+
+
+def search_first(folder: str) -> None:
+    """Search a program's folder first, in place of this module's.
+
+    With -P, -I or PYTHONSAFEPATH Python searches neither, and the first folder of sys.path is another one.
+    """
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
 
 
 def _run_text(text: str, name: str) -> None:

@@ -151,6 +151,24 @@ def test_the_command_sets_the_program_up_as_python_does(tmp_path):
     assert printed(python("-m", "shmring.mpi4py", "-c", text, "z")) == ["['-c', 'z']", OURS]
 
 
+def test_the_commands_leave_a_safe_path_as_it_is(tmp_path):
+    """The first folder of PYTHONPATH stays, and the program's is not searched."""
+    for name in ("library", "program"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"in_{name}.py").touch()
+    script = tmp_path / "program" / "script.py"
+    script.write_text("import importlib.util, in_library\nprint(importlib.util.find_spec('in_program'))")
+    path = os.pathsep.join([str(tmp_path / "library"), str(HOME)])
+    command = "-m", "shmring.run", "-n", "2", "--no-prefix", "-m", "shmring.mpi4py.futures", str(script)
+    assert printed(python(*command, PYTHONPATH=path, PYTHONSAFEPATH="1")) == ["None"] * 2
+
+
+def test_mpi_is_there_in_a_working_directory_that_is_gone(tmp_path):
+    text = "import os; os.rmdir(os.getcwd()); from shmring import MPI; print([*MPI.INFO_ENV])"
+    (tmp_path / "gone").mkdir()
+    assert printed(python("-c", text, folder=tmp_path / "gone")) == ["['command']"]
+
+
 def test_the_command_runs_through_the_name_mpi4py(tmp_path):
     path = with_stand_in(str(HOME))
     for module in ("mpi4py", "mpi4py.run"):

@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable
 
-from ..run import set_abort_status
+from ..run import search_first, set_abort_status
 from .pool import share
 from .workers import MPI, Manager, serve
 
@@ -40,7 +40,7 @@ def _import_main(program: list[str]) -> None:
     elif program[0] in ("-c", "-"):
         return
     else:
-        sys.path[0] = os.path.realpath(os.path.dirname(program[0]))
+        search_first(os.path.realpath(os.path.dirname(program[0])))
         names = runpy.run_path(program[0], run_name="__worker__")
     vars(module).update(names)
     sys.modules["__main__"] = sys.modules["__worker__"] = module
