@@ -47,6 +47,7 @@ def injected(kind, function, n, m=None):
 
 
 def test_every_point_is_met_once_and_then_none():
+    counted, _ = injected("point", tempfile.gettempprefix, 0)
     found = []
     while True:
         injection, outcome = injected("point", tempfile.gettempprefix, len(found) + 1)
@@ -55,7 +56,8 @@ def test_every_point_is_met_once_and_then_none():
         assert outcome is Interrupt
         found += injection.places
     assert outcome == tempfile.gettempprefix()
-    assert len(found) > 1
+    assert len(found) == counted.count > 1
+    assert found[0].endswith(" gettempprefix")  # at its entry, before it calls anything
 
 
 def test_a_second_injection_is_in_what_handles_the_first():

@@ -65,7 +65,8 @@ class Injection:
 
 def injection_of(kind, n, m=None):
     """A injection at the n-th step; n = 0 counts the steps and raises nothing."""
-    return {"point": Points, "signal": Signals, "memory": Memory, "system": System}[kind](n, m)
+    points = MonitoredPoints if hasattr(sys, "monitoring") else TracedPoints
+    return {"point": points, "signal": Signals, "memory": Memory, "system": System}[kind](n, m)
 
 
 def place_of(frame):
@@ -80,9 +81,7 @@ def place_of(frame):
 class Points(Injection):
     """Raise where the interpreter checks for signals: after a call, at a function's entry, at a jump back.
 
-    All Python code that the call runs counts, except the tests'. CPython ends tracing when a trace function
-    raises. It releases the frame's trace object after that, so the destructor of that object starts the
-    tracing again. CPython 3.12 and later miss some of the points that follow.
+    All Python code that the call runs counts, except the tests'.
     """
 
     _CHECKING = frozenset(
@@ -90,37 +89,30 @@ class Points(Injection):
         for name in ("RESUME", "CALL", "PRECALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD")
         if name in dis.opmap
     )
-    _PRECALL, _CALL = dis.opmap.get("PRECALL"), dis.opmap.get("CALL")
+    _PRECALL, _CALL, _RESUME = dis.opmap.get("PRECALL"), dis.opmap.get("CALL"), dis.opmap["RESUME"]
 
     def run(self, call):
         self._errors = iter((Interrupt, Terminate))
-        self.is_to_go_on = False
-        sys.settrace(self.enter)
+        self.start()
         try:
             return super().run(call)
         finally:
-            sys.settrace(None)
-            self.is_to_go_on = False
+            self.stop()
 
-    def enter(self, frame, event, arg):
-        if frame.f_code.co_filename.startswith((HERE, "<frozen importlib")):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        caller = frame.f_back.f_trace
-        if isinstance(caller, _Local) and not frame.f_code.co_name.startswith("__"):
-            caller.calls_python = True
-        return _Local(self)
+    def is_outside(self, frame):
+        return frame.f_code.co_filename.startswith((HERE, "<frozen importlib"))
 
-    def is_due(self, local, frame, event):
-        if event != "opcode":
-            return False
-        code, last, now = frame.f_code.co_code, local.last, frame.f_lasti
-        calls_python, local.last, local.calls_python = local.calls_python, now, False
+    def is_due(self, state, frame):
+        """Return whether to raise before the next instruction of the frame."""
+        code, last, now = frame.f_code.co_code, state.last, frame.f_lasti
+        calls_python, state.last, state.calls_python = state.calls_python, now, False
         if last < 0 or code[last] not in self._CHECKING:
             return False
         if calls_python and code[last] == self._CALL:  # a function in Python: no check when it returns
             return False
         if code[last] == self._PRECALL and code[now] == self._CALL:
+            return False
+        if code[last] == self._RESUME and code[last + 1] & 3 > 1:  # in a yield from or an await: no check
             return False
         if (
             frame.f_lineno is None
@@ -131,33 +123,72 @@ class Points(Injection):
 
     def error(self, frame):
         self.places.append(place_of(frame))
-        self.is_to_go_on = self.m is not None
         self.n, self.m, self.count = self.m, None, 0
         return next(self._errors)(self.places[-1])
+
+
+class _State:
+    """The last instruction of one frame, and whether it called a function in Python. f_trace holds it."""
+
+    def __init__(self, last=-1):
+        self.last = last
+        self.calls_python = False
+
+    @staticmethod
+    def note_call(frame):
+        """Note the call of the frame in the state of its caller."""
+        caller = frame.f_back.f_trace
+        if isinstance(caller, _State) and not frame.f_code.co_name.startswith("__"):
+            caller.calls_python = True
+
+
+class TracedPoints(Points):
+    """Points before Python 3.12.
+
+    CPython ends tracing when a trace function raises. It releases the frame's trace object after that, so the
+    destructor of that object starts the tracing again.
+    """
+
+    is_to_go_on = False
+
+    def start(self):
+        sys.settrace(self.enter)
+
+    def stop(self):
+        sys.settrace(None)
+        self.is_to_go_on = False
+
+    def enter(self, frame, event, arg):
+        if self.is_outside(frame):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        _State.note_call(frame)
+        return _Local(self, frame.f_lasti)
+
+    def error(self, frame):
+        self.is_to_go_on = self.m is not None
+        return super().error(frame)
 
     def go_on(self, frame):
         """Trace the frames that the exception passes through, and the functions that they call."""
         self.is_to_go_on = False
-        sys.settrace(self.enter)
+        self.start()
         while frame is not None and not frame.f_code.co_filename.startswith(HERE):
             frame.f_trace_lines, frame.f_trace_opcodes = False, True
             frame.f_trace = _Local(self)
             frame = frame.f_back
 
 
-class _Local:
+class _Local(_State):
     """The trace object of one frame. Only the frame may refer to it, or its destructor would run too late."""
 
-    __slots__ = ("calls_python", "injection", "last")
-
-    def __init__(self, injection):
+    def __init__(self, injection, last=-1):
+        super().__init__(last)
         self.injection = injection
-        self.last = -1
-        self.calls_python = False
 
     def __call__(self, frame, event, arg):
         injection = self.injection
-        if injection.is_due(self, frame, event):
+        if event == "opcode" and injection.is_due(self, frame):
             error = injection.error(frame)
             del self, frame, injection
             raise error
@@ -166,6 +197,56 @@ class _Local:
     def __del__(self):
         if self.injection.is_to_go_on:
             self.injection.go_on(sys._getframe(1))
+
+
+class MonitoredPoints(Points):
+    """Points from Python 3.12 on.
+
+    Tracing would miss points there: those of a function that sets f_trace_opcodes for the first time, and
+    those of a frame that an exception passes through. Monitoring goes on after an exception, and it calls
+    back in all threads.
+    """
+
+    _TOOL = 3  # no tool of the standard library has this number
+
+    def start(self):
+        self._thread = threading.get_ident()
+        events = sys.monitoring.events
+        self._callbacks = {
+            events.PY_START: self._enter,
+            events.PY_RESUME: self._enter,
+            events.INSTRUCTION: self._step,
+        }
+        sys.monitoring.use_tool_id(self._TOOL, __name__)
+        for event, function in self._callbacks.items():
+            sys.monitoring.register_callback(self._TOOL, event, function)
+        sys.monitoring.set_events(self._TOOL, functools.reduce(operator.or_, self._callbacks))
+
+    def stop(self):
+        sys.monitoring.set_events(self._TOOL, 0)
+        for event in self._callbacks:
+            sys.monitoring.register_callback(self._TOOL, event, None)
+        sys.monitoring.free_tool_id(self._TOOL)
+        self._callbacks = None
+
+    def _enter(self, code, offset):
+        frame = sys._getframe(1)
+        if threading.get_ident() == self._thread and not self.is_outside(frame):
+            _State.note_call(frame)
+            frame.f_trace = _State(offset)
+
+    def _step(self, code, offset):
+        if threading.get_ident() != self._thread:
+            return
+        frame = sys._getframe(1)
+        state = frame.f_trace
+        if isinstance(state, _State) and self.is_due(state, frame):
+            error = self.error(frame)
+            while frame is not None and isinstance(frame.f_trace, _State):
+                frame.f_trace = _State()  # no call returns to the frames that the exception passes through
+                frame = frame.f_back
+            del self, frame, state
+            raise error
 
 
 # ---- signals -----------------------------------------------------------------------------------------------
