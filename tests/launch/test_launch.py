@@ -269,6 +269,8 @@ def test_no_descriptor_stays():
 def test_the_start_method_stays_unchosen():
     code = """
         import multiprocessing, shmring
+        # multiprocessing itself chooses the default when it starts a process in another way than by fork.
+        multiprocessing.get_all_start_methods = lambda: ["fork", "spawn", "forkserver"]
         def place(comm): return comm.rank
         assert shmring.spawn(place, 2) == [0, 1]
         multiprocessing.set_start_method("spawn")
@@ -287,7 +289,7 @@ def test_the_start_method_stays_unchosen():
         ({"nprocs": 2.0}, TypeError, "nprocs is 2.0"),
         ({"nprocs": 2, "timeout": 0}, ValueError, "more than 0"),
         ({"nprocs": 2, "timeout": -1}, ValueError, "more than 0"),
-        ({"nprocs": 2, "method": "thread"}, ValueError, "fork, spawn, forkserver"),
+        ({"nprocs": 2, "method": "thread"}, ValueError, "allowed: .*fork"),
         ({"nprocs": 2, "fn": 3}, TypeError, "callable"),
     ],
 )
