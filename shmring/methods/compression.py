@@ -477,7 +477,8 @@ class PowerSGD(Compressor):
 
     def __init__(self, rank: int = 2, *, seed: int = 0) -> None:
         super().__init__()
-        if integer("rank", rank) < 1:
+        rank = integer("rank", rank)
+        if rank < 1:
             raise ValueError(f"rank is {rank}; it must be 1 or more")
         self._rank, self._seed = rank, integer("seed", seed)
         self._right_factors = Residuals()  # of the last call; kept as long as the array exists

@@ -28,7 +28,8 @@ class _Periodic:
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
         try:
             dtype = dtype_of(like)
-            if integer("every", every) < 1:
+            every = integer("every", every)
+            if every < 1:
                 raise ValueError(f"every is {every}; it must be 1 step or more")
         except Exception:
             comm.refuse("all_gather")

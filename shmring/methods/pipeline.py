@@ -6,6 +6,7 @@ The module uses only a communicator's public API.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -163,6 +164,7 @@ class Pipeline:
         try:
             check_rule(rule)
             dtype = dtype_of(weights)
+            micro_batches = operator.index(micro_batches)
             if (receives is None) != (comm.rank == 0):
                 raise ValueError("receives, the shape and dtype of x, is required on every rank but rank 0")
         except Exception:
@@ -225,7 +227,7 @@ class Pipeline:
 
         Raises
         ------
-        ValueError
+        TypeError, ValueError
             For a wrong argument.
         Aborted
             If a pass of another rank raises, or its `receives` is wrong. The communicator has ended.
@@ -239,7 +241,8 @@ class Pipeline:
                 raise ValueError("rank 0 needs inputs")
             if loss_gradient is None and self._is_last:
                 raise ValueError(f"rank {self._comm.rank}, the last one, needs loss_gradient")
-        except ValueError:
+            batches = operator.index(batches)
+        except (TypeError, ValueError):
             self._comm.refuse("all_gather")
             raise
         agree(self._comm, batches=batches)

@@ -55,6 +55,8 @@ class ReductionServers:
 
     Raises
     ------
+    TypeError
+        For a number that is no integer. The other ranks get `Mismatch`.
     ValueError
         On all ranks, if reducers has an invalid rank, no rank or all ranks, or if the ranks give different
         arguments.
@@ -80,6 +82,7 @@ class ReductionServers:
     ) -> None:
         try:
             self.reducers = tuple(integer("a reducer", rank) for rank in reducers)
+            chunk_nbytes, depth = integer("chunk_nbytes", chunk_nbytes), integer("depth", depth)
         except TypeError:
             comm.refuse("all_gather")
             raise

@@ -6,6 +6,7 @@ This is ZeRO (Rajbhandari et al. 2020), stages 1 and 2. The module uses only a c
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class ShardedOptimizer:
         bucket_nbytes: int = 1 << 20,
     ) -> None:
         try:
+            bucket_nbytes = operator.index(bucket_nbytes)
             dtype = _checked(params, rule, stage, op, bucket_nbytes)
         except Exception:
             comm.refuse("broadcast")

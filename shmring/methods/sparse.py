@@ -66,7 +66,8 @@ class SparseAllReduce:
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
         try:
-            if integer("block", block) < 1:
+            block = integer("block", block)
+            if block < 1:
                 raise ValueError(f"block is {block}; it must be 1 element or more")
         except (TypeError, ValueError):
             comm.refuse("all_gather")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import zlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -200,7 +201,7 @@ class Stepwise:
 
     Raises
     ------
-    ValueError, Error
+    TypeError, ValueError, Error
         For a wrong number; or as `Comm.dup`.
 
     Examples
@@ -214,9 +215,13 @@ class Stepwise:
     """
 
     def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
-        if chunk_nbytes < 8:
+        try:
+            chunk_nbytes = operator.index(chunk_nbytes)
+            if chunk_nbytes < 8:
+                raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it must be 8 or more")
+        except (TypeError, ValueError):
             comm.refuse("all_gather")
-            raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it must be 8 or more")
+            raise
         self._chunk_nbytes = chunk_nbytes
         self._comm = comm.dup()
         self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # buffers of this step and of the next

@@ -1,13 +1,20 @@
-"""A wrong argument of one rank is an error there, and Mismatch on the others at once."""
+"""A wrong argument of one rank is an error there, and Mismatch on the others at once.
+
+Integers of NumPy are right ones.
+"""
 
 import numpy as np
 import pytest
 from ranks import raised
 
-from shmring.methods.compression import FP16
+from shmring.methods.compression import FP16, PowerSGD
+from shmring.methods.local import GradientAccumulation
+from shmring.methods.pipeline import Pipeline
 from shmring.methods.precision import LossScaler
+from shmring.methods.reducers import ReductionServers
 from shmring.methods.sharded import SGD, ShardedOptimizer
 from shmring.methods.sparse import SparseAllReduce, all_reduce_pairs
+from shmring.methods.stepwise import Stepwise
 
 
 def read_only(x):
@@ -64,3 +71,73 @@ def test_a_wrong_argument_of_one_rank_is_a_mismatch_for_the_others(world_of, nam
     assert second.startswith(CASES[name][-1])
     assert first.startswith("Mismatch")
     assert third.startswith("Mismatch")
+
+
+# ---- integers of NumPy ------------------------------------------------------------------------------------
+
+
+def sum_sparse(comm, number):
+    x = np.arange(1000.0)
+    SparseAllReduce(comm, block=number(100))(x)
+    return x
+
+
+def sum_of_factors(comm, number):
+    x = np.ones((200, 200), "f4")
+    PowerSGD(number(2)).all_reduce(comm, x)
+    return x
+
+
+def step_in_buckets(comm, number):
+    optimizer = ShardedOptimizer(comm, [np.zeros(1000)], SGD(1.0), stage=2, bucket_nbytes=number(64))
+    optimizer.add(np.ones(1000))
+    optimizer.step()
+    return optimizer.params[0]
+
+
+def accumulate(comm, number):
+    sums = GradientAccumulation(comm, [np.zeros(1)], every=number(100))
+    for _ in range(300):
+        sums.add([np.ones(1)])
+    return np.array(sums.synchronisations)
+
+
+def sum_by_servers(comm, number):
+    x = np.arange(3000.0)
+    with ReductionServers(comm, [1], chunk_nbytes=number(64), depth=number(100)) as servers:
+        if servers.is_reducer:
+            return np.array(servers.serve())
+        servers.all_reduce(x)
+    return x
+
+
+def sum_in_steps(comm, number):
+    x = np.arange(3000.0)
+    with Stepwise(comm, chunk_nbytes=number(64)) as stepwise:
+        stepwise.all_reduce(x, algorithm="tree")
+    return x
+
+
+def learn(comm, number):
+    def forward(weights, x):
+        return x * weights[0], x
+
+    def backward(weights, x, gradient):
+        return gradient * weights[0], [x * gradient]
+
+    receives = None if comm.rank == 0 else ((1,), "f8")
+    how = {"micro_batches": number(100), "receives": receives}
+    stages = Pipeline(comm, forward, backward, [np.ones(1)], SGD(1e-3), **how)
+    stages.run(number(3), inputs=lambda _: np.ones(1), loss_gradient=lambda _, y: y)
+    return stages.weights[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [sum_sparse, sum_of_factors, step_in_buckets, accumulate, sum_by_servers, sum_in_steps, learn],
+)
+def test_integers_of_numpy_are_as_those_of_python(world_of, call):
+    """Arithmetic with an int8 would overflow at 128, with an int32 at 2**31."""
+    ranks = world_of(2)
+    for narrow, plain in zip(ranks(call, np.int8), ranks(call, int), strict=True):
+        np.testing.assert_array_equal(narrow, plain)
