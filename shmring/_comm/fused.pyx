@@ -30,6 +30,8 @@ cdef enum:
     # Size of the private buffer, and so of a bunch: fits a private L2 (bench/engine/bench_fusion.py).
     BUNCH_NBYTES = 256 << 10
 
+cdef object MOST_FUSE_NBYTES = (1 << 48) - 1   # larger numbers mean the same
+
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------
 
@@ -418,6 +420,6 @@ cdef size_t size_of(object fuse_nbytes) except? 0:
         number = operator.index(fuse_nbytes)
     except TypeError:
         raise TypeError(f"fuse_nbytes is {fuse_nbytes!r}; it must be an integer") from None
-    if not 0 <= number < 1 << 48:
+    if number < 0:
         raise ValueError(f"fuse_nbytes is {number}; it must be 0 or more bytes")
-    return number
+    return min(number, MOST_FUSE_NBYTES)

@@ -49,7 +49,7 @@ COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 300), st.integers(0, 40_000
 @given(
     dtypes_and_counts=st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), COUNTS), max_size=12),
     op=st.sampled_from(("sum", "max", "min", "prod")),
-    fuse_nbytes=st.sampled_from((None, 0, 100, 5000, 1 << 30)),
+    fuse_nbytes=st.sampled_from((None, 0, 100, 5000, 1 << 30, 1 << 63)),
     place=st.sampled_from(("private", "shared", "out")),
     background=st.booleans(),
 )
