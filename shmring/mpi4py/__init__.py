@@ -5,7 +5,8 @@
 MPI               the names, and joining at import; `shmring.MPI` is the same module
   environment     Init, Finalize, versions, time, memory
   intracomm       Intracomm, grids and graphs of ranks
-  windows         memory that other ranks access: `window_state`, `epochs`, `rma`, `alloc_mem`
+  windows         memory that other ranks access: `window_state`, `epochs`, `rma`, `alloc_mem` and
+                  `private_memory`
   neighbors       collectives along the edges of these
   comm            communicators: how they are made and freed
   object_calls    isend, gather ... of Python objects

@@ -19,7 +19,7 @@ _blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and its ad
 
 
 class Place(NamedTuple):
-    """Part of a file that a process has open, where other ranks find an array. pid 0: they cannot map it."""
+    """Part of a file that a process has open, where other ranks find an array."""
 
     pid: int
     descriptor: int
@@ -66,13 +66,13 @@ def _block_of(memory: Any) -> tuple[mmap.mmap, int, int] | None:
     return None
 
 
-def place_of(memory: Any) -> Place:
-    """Return where other ranks find an array."""
+def place_of(memory: Any) -> Place | None:
+    """Return where other ranks find an array; None if it is not in a block."""
     if memory.nbytes == 0:
         return Place(os.getpid(), 0, 0, 0, 0, 0)
     found = _block_of(memory)
     if found is None:
-        return Place(0, 0, 0, 0, 0, memory.nbytes)
+        return None
     _, descriptor, offset = found
     file = os.fstat(descriptor)
     return Place(os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes)

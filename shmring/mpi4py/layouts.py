@@ -100,6 +100,11 @@ class Layout:
             offsets = rows[:, 0]
         return axes
 
+    def pieces(self, count: int) -> tuple[Any, Any]:
+        """Return the segments of `count` items: offsets from the address of the first one, and lengths."""
+        starts = np.arange(count) * self.extent
+        return _join((starts[:, None] + self.offsets).reshape(-1), np.tile(self.lengths, count))
+
     def gather(self, region: Any, count: int) -> Any:
         """Return the bytes of `count` items, one after another; `region` is the memory in their bounds."""
         if not len(region) or self.is_dense or (len(self.offsets) == 1 and count == 1):

@@ -23,6 +23,7 @@ from .window_state import Window, reports
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _NO_OP = OPS["NO_OP"]
 _REPLACE = OPS["REPLACE"]
+_PIECE_NBYTES = 4096  # of private memory, which the kernel copies in the time of one more call
 
 
 class Place(NamedTuple):
@@ -44,21 +45,49 @@ class Place(NamedTuple):
         first, end = (0, self.nbytes) if self.layout is None else self.layout.bounds(self.number)
         return self.begin + first, self.begin + end
 
-    def bytes_in(self, window: Window) -> Any:
-        """Return the bytes in the window, with gaps."""
-        return window.parts[self.rank][slice(*self.bounds())]
+    def is_copied(self, window: Window) -> bool:
+        """Return whether `read` returns a copy: there are gaps, or the memory is not mapped."""
+        return self.layout is not None or not window.is_mapped(self.rank)
 
     def read(self, window: Window) -> Any:
-        """Return the bytes without gaps: those in the window if there are no gaps, else a copy."""
-        there = self.bytes_in(window)
-        return there if self.layout is None else self.layout.gather(there, self.number)
+        """Return the bytes without gaps: those in the window, or a copy."""
+        part = window.parts[self.rank]
+        if self.layout is None or window.is_mapped(self.rank) or self._is_close():
+            there = part[slice(*self.bounds())]
+            return there if self.layout is None else self.layout.gather(there, self.number)
+        pieces = [part[begin:end] for begin, end in self._pieces()]
+        return np.concatenate(pieces)
+
+    def read_into(self, window: Window, out: Any) -> None:
+        """Fill an array with the bytes without gaps."""
+        if self.layout is None and not window.is_mapped(self.rank):
+            window.parts[self.rank].read_into(out, self.begin)
+        else:
+            np.copyto(out, self.read(window))
 
     def write(self, window: Window, given: Any) -> None:
         """Write bytes without gaps to the window; they may be fewer than there is room for."""
         if self.layout is None:
-            np.copyto(self.bytes_in(window)[: given.nbytes], given)
+            window.parts[self.rank][self.begin : self.begin + given.nbytes] = given
             return
-        self.layout.scatter(given, self.bytes_in(window), self.number)
+        part = window.parts[self.rank]
+        if window.is_mapped(self.rank):
+            self.layout.scatter(given, part[slice(*self.bounds())], self.number)
+            return
+        for begin, end in self._pieces():  # not the gaps: another rank may write to them now
+            piece, given = given[: end - begin], given[end - begin :]
+            part[begin : begin + piece.nbytes] = piece
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        """Return the first byte and the end of each piece that has no gap, in the order of the message."""
+        offsets, lengths = self.layout.pieces(self.number)
+        begins = self.begin + offsets
+        return list(zip(begins.tolist(), (begins + lengths).tolist(), strict=True))
+
+    def _is_close(self) -> bool:
+        """Return whether it is cheaper to read the gaps as well than each piece for itself."""
+        first, end = self.bounds()
+        return end - first <= _PIECE_NBYTES * self.number * len(self.layout.offsets)
 
 
 class Operations:
@@ -93,7 +122,7 @@ class Operations:
             taken = data.bytes
             _check_fits(window, place.nbytes, taken.nbytes)
             with window.copying(place.rank, place.nbytes):
-                np.copyto(taken[: place.nbytes], place.read(window))
+                place.read_into(window, taken[: place.nbytes])
             _finish(data, place.nbytes)
 
     @reports
@@ -142,11 +171,10 @@ class Operations:
             raise window.failure(errors.ERR_TYPE, f"{data.type.name} cannot be compared and swapped")
         place = _place_of(window, data, target_rank, target_disp)
         assert place is not None
-        there = place.bytes_in(window)
         with window.atomic[place.rank]:
-            before = there.copy()
+            before = place.read(window).copy()
             if (before == expected.bytes).all():
-                there[:] = data.bytes
+                place.write(window, data.bytes)
         taken.bytes[:] = before
 
     def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
@@ -262,14 +290,16 @@ def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | Non
         if op != _NO_OP:
             given, datatype = data.bytes.view(basic.dtype), handle(Datatype, basic)
             if place.layout is not None and place.layout.has_overlaps(place.number):
-                for part in place.layout.segments(place.bytes_in(window), place.number):
+                region = window.parts[place.rank][slice(*place.bounds())]
+                for part in place.layout.segments(region, place.number):
                     there = part.view(basic.dtype)
                     op._ref.fold(given[: len(there)], there, datatype)
                     given = given[len(there) :]
+                there = place.layout.gather(region, place.number)
             else:
                 op._ref.fold(given, there, datatype)
-                if place.layout is not None:
-                    place.write(window, there.view(np.uint8))
+            if place.is_copied(window):
+                place.write(window, there.view(np.uint8))
     if taken is not None:
         taken.bytes.view(basic.dtype)[:] = before
         _finish(taken, place.nbytes)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..errors import Error
-from . import alloc_mem, errors
+from . import alloc_mem, errors, private_memory
 from .comm import Communicator, Intra
 from .constants import INTEGERS
 from .messages import handle
@@ -18,6 +18,10 @@ from .messages import handle
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _ALIGNMENT_NBYTES = 64  # of the parts, where they need not follow each other without a gap
 _WHOLE_NBYTES = 64 << 10  # a `Put` or `Get` of at most this many bytes excludes accumulates
+_WAYS_OUT = (
+    "; use Win.Allocate or memory of MPI.Alloc_mem, or let processes of one user access each other's memory: "
+    "sysctl kernel.yama.ptrace_scope=0, and in a container CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE)"
+)
 FindParts = Callable[[Any, int], tuple[list[Any], Any]]  # see `allocate` and `attach`
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -54,7 +58,8 @@ class Epochs:
 class Window(Communicator):
     """A window: the parts of all ranks, and a communicator of its own for their locks and messages.
 
-    All ranks have mapped all parts. `atomic[rank]` is held while an accumulate changes the part of `rank`.
+    A part is an array that this rank has mapped, or the `PrivateMemory` of another one.
+    `atomic[rank]` is held while an accumulate changes the part of `rank`.
     `gates[rank]` are locks of that part, one for each rank that accesses it. A shared lock takes the gate of
     its origin, an exclusive lock takes all. A rank that waits for the gate of a dead rank gets `RankFailed`,
     as it does for any lock of shmring.
@@ -104,6 +109,10 @@ class Window(Communicator):
         with self.atomic[rank]:
             pass
 
+    def is_mapped(self, rank: int) -> bool:
+        """Return whether this rank can access the part of a rank by loads and stores."""
+        return isinstance(self.parts[rank], np.ndarray)
+
     def free(self) -> None:
         """Wait until no rank accesses the parts any more, and drop them."""
         try:
@@ -132,23 +141,26 @@ def allocate(engine: Any, nlocks: int, *, nbytes: int, is_contiguous: bool) -> t
 
 
 def attach(engine: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
-    """Return as parts memory that the ranks have from `Alloc_mem`, and an array with locks.
+    """Return as parts memory of the program, and an array with locks.
 
-    NotImplementedError and OSError are raised on all ranks.
+    Memory from `Alloc_mem` is mapped. OSError is raised on all ranks.
     """
-    mine = np.array(alloc_mem.place_of(memory), np.int64)
-    places = [alloc_mem.Place(*row) for row in engine.all_gather(mine).reshape(engine.size, -1).tolist()]
-    if not all(place.pid for place in places):
-        raise errors.refuse(
-            "windows over memory of the program (Win.Create)", "use MPI.Alloc_mem or Win.Allocate"
-        )
-    parts, reason = [], ""
+    mark = private_memory.new_mark()
+    mine = alloc_mem.place_of(memory) or private_memory.place_of(memory, mark)
+    parts: list[Any] = []
+    reason = ""
     try:
-        for rank, place in enumerate(places):
-            is_mine = rank == engine.rank
-            parts.append(memory if is_mine else alloc_mem.attach(place))
+        for rank, place in enumerate(engine.all_gather_object(mine)):
+            if rank == engine.rank:
+                parts.append(memory)
+            elif isinstance(place, alloc_mem.Place):
+                parts.append(alloc_mem.attach(place))
+            else:
+                parts.append(private_memory.attach(place, rank))
     except OSError as error:
-        reason = f"rank {engine.rank} cannot map the memory of rank {len(parts)}: {error}"
+        reason = f"rank {engine.rank} cannot access the memory of rank {len(parts)}: {error}"
+        if isinstance(error, PermissionError):
+            reason += _WAYS_OUT
     reasons = [reason for reason in engine.all_gather_object(reason) if reason]
     if reasons:
         raise OSError(reasons[0])

@@ -57,7 +57,11 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
 
     @classmethod
     def Create(cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Comm = COMM_SELF) -> Any:
-        """As `Allocate`, over memory of `Alloc_mem`, or over none, for None and BOTTOM."""
+        """As `Allocate`, over memory of the program, or over none, for None and BOTTOM.
+
+        The window keeps the memory. Memory that does not come from `Alloc_mem` stays private: other ranks
+        access it by calls of the kernel. If it refuses them, all ranks get the error ERR_BASE.
+        """
         return cls._made(_CREATED, memory, disp_unit, info, comm)
 
     @classmethod
@@ -86,11 +90,17 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
         return new
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:
-        """Return the memory and the displacement unit of a rank; PROC_NULL: the first with memory."""
+        """Return the memory and the displacement unit of a rank; PROC_NULL: the first with memory.
+
+        Private memory of another rank cannot be returned: it counts as none, and the unit as 0.
+        """
         window = self._window()
         target = window.target(rank)
         if target is None:
-            target = next((rank for rank, nbytes in enumerate(window.sizes) if nbytes), 0)
+            with_memory = (rank for rank, size in enumerate(window.sizes) if size and window.is_mapped(rank))
+            target = next(with_memory, 0)
+        if not window.is_mapped(target):
+            return buffer.allocate(0), 0
         return buffer(window.parts[target]), window.units[target]
 
     def tomemory(self) -> buffer:
@@ -172,7 +182,7 @@ def _parts_finder(context: Context, flavor: int, what: Any, info: Info) -> FindP
 
 def _refuse(name: str) -> Any:
     def refusal(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(f"windows to which memory is attached (Win.{name})", "use Win.Allocate")
+        raise errors.refuse(f"windows to which memory is attached (Win.{name})", "use Win.Create")
 
     refusal.__name__, refusal.__doc__ = name, "Refused: shmring's MPI has no dynamic windows."
     return refusal

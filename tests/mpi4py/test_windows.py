@@ -405,15 +405,16 @@ win.Fence()
 assert items(win, "i8")[0] == left
 win.Free()
 
-# Other memory is refused, on all ranks, as is memory for which there was no file.
-for kind in ("array", "no file"):
-    memory = np.zeros(8, "u1")
-    if kind == "no file":
-        create, os.memfd_create = os.memfd_create, lambda name: os.open("/does/not/exist", 0)
-        memory = MPI.Alloc_mem(8)
-        os.memfd_create = create
-    assert code_of(MPI.Win.Create, memory if rank == 0 else None, comm=comm) == "NotImplementedError"
-    memory[:] = 1
+# Memory for which there was no file is private.
+create, os.memfd_create = os.memfd_create, lambda name: os.open("/does/not/exist", 0)
+memory = MPI.Alloc_mem(8)
+os.memfd_create = create
+win = MPI.Win.Create(memory if rank == 0 else None, comm=comm)
+win.Fence()
+win.Accumulate(np.ones(1, "i8"), 0)
+win.Fence()
+assert rank or np.frombuffer(memory, "i8")[0] == size
+win.Free()
 assert code_of(MPI.Win.Create, bytes(8)) == "BufferError"
 assert code_of(MPI.Win.Create, 8) == "TypeError"
 
@@ -431,6 +432,126 @@ comm.Barrier()
 @pytest.mark.parametrize("nprocs", first(2, [3, 1, 2]))
 def test_windows_over_memory_of_alloc_mem(tmp_path, nprocs):
     run(tmp_path, CREATED, nprocs)
+
+
+PRIVATE = """
+import gc
+from shmring.mpi4py import private_memory
+
+def over_private_memory(nbytes, unit=1, info=MPI.INFO_NULL, comm=MPI.COMM_SELF):
+    return MPI.Win.Create(bytearray(nbytes), unit, info, comm)
+"""
+
+
+@pytest.mark.parametrize(("code", "nprocs"), first(2, [("ATOMIC", 3), ("GAPS", 2), ("OPERATIONS", 2)]))
+def test_private_memory_is_accessed_as_memory_of_windows_is(tmp_path, code, nprocs):
+    code = textwrap.dedent(globals()[code])
+    run(tmp_path, PRIVATE + code.replace("MPI.Win.Allocate(", "over_private_memory("), nprocs)
+
+
+ANY_MEMORY = """
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+# Rank 0 has part of an array, rank 1 memory of Alloc_mem, rank 2 none.
+whole = np.zeros((4, 1000))
+given = [whole[1:3], MPI.Alloc_mem(16000), None][rank]
+win = MPI.Win.Create(given, 8, comm=comm)
+assert win.flavor == MPI.WIN_FLAVOR_CREATE and win.attrs[1:] == (16000 if rank < 2 else 0, 8)
+assert rank or win.attrs[0] == whole[1:].ctypes.data == win.tomemory().address
+memory, unit = win.Shared_query(0)
+assert (len(memory), unit) == ((0, 0) if rank else (16000, 8))
+assert all(len(win.Shared_query(other)[0]) == 16000 for other in (1, MPI.PROC_NULL))
+
+# Bytes beside the array, and gaps of any size, keep their values.
+column = MPI.DOUBLE.Create_vector(2, 1, 1900).Commit()
+whole[:] = 1
+for target in (0, 1):
+    win.Fence()
+    if rank == 2:
+        win.Put(np.full(2000, 3.0), target)
+        win.Put(np.array([4.0, 5.0]), target, (2, 1, column))
+    win.Fence()
+    win.Accumulate(np.ones(2), target, (99, 1, column))
+    win.Fence()
+    found, pair = np.zeros(2000), np.zeros(2)
+    win.Get(found, target)
+    win.Get(pair, target, (2, 1, column))
+    expected = np.full(2000, 3.0)
+    expected[[2, 1902]], expected[[99, 1999]] = [4, 5], 3 + size
+    assert (found == expected).all() and pair.tolist() == [4, 5], (found, pair)
+    assert rank or target or ((whole[1:3].ravel() == expected).all() and (whole[[0, 3]] == 1).all())
+    assert code_of(win.Put, b"a", target, 2000) == "ERR_RMA_RANGE"
+assert code_of(win.Put, b"a", 2) == "ERR_RMA_RANGE"
+win.Fence()
+win.Free()
+
+# A window keeps its memory. Many windows of the same ranks need no more descriptors than one.
+before = descriptors()
+wins = [MPI.Win.Create(np.full(1 << 20, 7, "u1"), comm=comm) for _ in range(5)]
+between = descriptors()
+gc.collect()
+kept = bytearray(8)
+wins.append(MPI.Win.Create(kept, comm=comm))
+assert code_of(kept.append, 1) == "BufferError"
+for number, win in enumerate(wins):
+    win.Lock(right)
+    win.Put(b"ab", right, 6)
+    win.Unlock(right)
+    comm.Barrier()
+    assert win.tomemory().tobytes() == ([0, 7][number < 5] * np.ones(6, "u1")).tobytes() + b"ab" + b"\7" * (
+        (1 << 20) - 8 if number < 5 else 0)
+    win.Free()
+kept.append(1)
+del wins, win
+comm.Barrier()
+assert descriptors() < between, (before, between, descriptors())
+
+# Where the kernel refuses the memory of a rank, or shows another process, all ranks say so.
+def refuse(*_):
+    raise PermissionError(13, "Permission denied")
+
+def of_another_process(memory, mark):
+    return place_of(memory, mark)._replace(mark=b"0" * 16)
+
+attach, place_of = private_memory.attach, private_memory.place_of
+for cause, culprit in (("ptrace_scope", 0), ("another one in this PID namespace", 2)):
+    if cause == "ptrace_scope" and rank == 1:
+        private_memory.attach = refuse
+    elif cause != "ptrace_scope" and rank == 2:
+        private_memory.place_of = of_another_process
+    text = ""
+    try:
+        MPI.Win.Create(bytearray(8), comm=comm)
+    except MPI.Exception as error:
+        assert error.Get_error_class() == MPI.ERR_BASE, error
+        text = str(error)
+    assert cause in text and f"the memory of rank {culprit}" in text, text
+    assert comm.allgather(text) == [text] * size
+    private_memory.attach, private_memory.place_of = attach, place_of
+MPI.Win.Create(bytearray(8), comm=comm).Free()
+"""
+
+
+def test_windows_over_memory_of_any_kind(tmp_path):
+    run(tmp_path, PRIVATE + ANY_MEMORY, 3)
+
+
+GONE = """
+win = MPI.Win.Create(np.zeros(8), comm=comm)
+win.Lock_all()
+comm.Barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+while (name := code_of(win.Put, b"a", 1)) == "no error":
+    time.sleep(0.001)
+os.write(1, name.encode())
+"""
+
+
+def test_private_memory_of_a_rank_that_has_died(tmp_path):
+    done = run_code(tmp_path, HEAD + GONE, "--no-prefix", "--keep-going", nprocs=2)
+    assert done.stdout.split() == ["ERR_PROC_FAILED"], done.stdout + done.stderr
 
 
 WRONG = """
@@ -451,7 +572,7 @@ expected = {
     "ERR_WIN": [(null.Put, x, 0), (null.Free,), (null.Fence,), (null.Get_attr, MPI.WIN_SIZE), (null.Lock, 0),
                 (null.Set_errhandler, MPI.ERRORS_RETURN), (null.Get_group,)],
     "NotImplementedError": [
-        (MPI.Win.Create, bytearray(8)), (MPI.Win.Create_dynamic,), (win.Attach, b), (win.Detach, b)
+        (MPI.Win.Create_dynamic,), (win.Attach, b), (win.Detach, b)
     ],
     "TypeError": [(MPI.Win.Allocate, "8"), (MPI.Win.Allocate, 8, 1.5)],
 }
