@@ -70,6 +70,12 @@ class Handle:
     def __bool__(self) -> bool: ...
     _ref: Any
 
+class MemoryHandle(Handle):
+    """A handle of an object with memory, which it exports by the buffer protocol."""
+
+    def tomemory(self) -> Any:
+        """Return the memory."""
+
 class TypeInfo:
     """"""
 

@@ -322,6 +322,17 @@ cdef class Handle:
     __hash__ = None
 
 
+cdef class MemoryHandle(Handle):
+    """A handle of an object with memory, which it exports by the buffer protocol."""
+
+    def tomemory(self):
+        """Return the memory."""
+        raise NotImplementedError
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyObject_GetBuffer(self.tomemory(), view, flags)
+
+
 cdef class TypeInfo:
     """A datatype: its size, the distance of two items in memory, and the dtype that NumPy has for it."""
 

@@ -6,6 +6,7 @@ so they are atomic towards each other.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,10 +205,10 @@ def _place_of(window: Window, data: Data, rank: int, target: Any) -> Place | Non
     """Return the items that an operation accesses; None for PROC_NULL."""
     disp, count, info, layout = 0, data.count, data.type, data.layout
     if hasattr(target, "__index__"):
-        disp = int(target)
+        disp = operator.index(target)
     elif isinstance(target, list | tuple) and len(target) <= 3:
-        disp = int(target[0]) if target else 0
-        count = int(target[1]) if len(target) > 1 else count
+        disp = operator.index(target[0]) if target else 0
+        count = operator.index(target[1]) if len(target) > 1 else count
         if len(target) > 2:
             described = simple_with_gaps((None, 0, target[2]), False)
             info, layout = described.type, described.layout

@@ -16,7 +16,7 @@ from .epochs import Synchronisation
 from .errhandlers import Handling
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Info
-from .messages import Handle, buffer, get_address, handle, simple
+from .messages import MemoryHandle, buffer, get_address, handle, simple
 from .rma import Operations
 from .window_state import FindParts, Window, allocate, attach
 
@@ -24,7 +24,7 @@ _CREATED, _ALLOCATED, _SHARED = (INTEGERS["WIN_FLAVOR_" + name] for name in ("CR
 _UNIFIED = INTEGERS["WIN_UNIFIED"]
 
 
-class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, Operations, Handle):
+class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, Operations, MemoryHandle):
     """Memory of each rank that the others access."""
 
     _null_error = errors.ERR_WIN

@@ -275,6 +275,13 @@ assert win.attrs[1:] == (8 * rank, rank + 1) and win.Get_attr(MPI.WIN_SIZE) == 8
 assert win.Get_attr(MPI.WIN_DISP_UNIT) == rank + 1
 assert rank == 0 or win.Get_attr(MPI.WIN_BASE) == win.tomemory().address
 
+# A window exports the memory of this rank.
+assert memoryview(win).nbytes == 8 * rank and not memoryview(win).readonly
+np.frombuffer(win, "u1")[:] = rank
+assert win.tomemory().tobytes() == bytes([rank]) * 8 * rank and code_of(memoryview, MPI.WIN_NULL) == "ERR_WIN"
+np.frombuffer(win, "u1")[:] = 0
+comm.Barrier()
+
 # Memory is set to zero, and plain stores are seen after a barrier.
 if size > 1:
     assert not items(win, "u1", 1).any()
@@ -596,6 +603,7 @@ in_epoch = {
     "ValueError": [(win.Put, x, 0, (0, 1, MPI.DOUBLE, 0)), (win.Put, x, 0, "0"), (win.Put, [x, 3], 0),
                    (win.Fetch_and_op, x, i.copy(), 0), (win.Fetch_and_op, i, np.zeros(1), 0),
                    (win.Compare_and_swap, i, i, bytearray(1), 0), (win.Put, np.zeros(4)[::2], 0)],
+    "TypeError": [(win.Put, x, 0, (0.0, 1)), (win.Get, x, 0, (0, 1.0))],
     "BufferError": [(win.Get, b"12345678", 0), (win.Fetch_and_op, i, bytes(8), 0)],
     "KeyError": [(win.Put, x, 0, (0, 1, "@"))],
 }
