@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import NoReturn
 
-# How long a keeper stays that does not end with a parent: a shell may live for days.
+# Limit for a keeper that does not end with a parent: a shell may live for days.
 LONGEST_S = 5.0
 _POLL_MS = 200
 _TIMEOUT_S = 5.0
