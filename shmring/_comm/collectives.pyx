@@ -202,7 +202,8 @@ cdef class Collectives:
     def wire(self):
         """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
-        It is "native" after `init`. A communicator that another one makes has that one's.
+        It is "native" in every new communicator, also in one made by `split` or `dup`, which may be a library's own. One
+        made by `shrink` or `grow` has that of the communicator that it replaces.
         """
         return state.WIRES[self.default_wire]
 

@@ -216,9 +216,9 @@ cdef class Comm(Messages):
         Returns
         -------
         Comm or None
-            None if color is None. It begins with this communicator's `timeout_s`, `linger_s` and `wire`. The
-            communicators are independent: an abort, an error or the closing of one does not affect the others. The
-            death of a rank ends all communicators of that rank.
+            None if color is None. It begins with this communicator's `timeout_s` and `linger_s`. The communicators
+            are independent: an abort, an error or the closing of one does not affect the others. The death of a rank
+            ends all communicators of that rank.
 
         Raises
         ------
@@ -345,7 +345,7 @@ cdef class Comm(Messages):
             self.engine.end_by(error, False, True, b"making a group of some ranks")
             raise
 
-    # Set what a user may set of a communicator that this one makes. Its engine began with this one's timeout.
+    # Give a communicator that replaces this one all that a user may set. Its engine began with this one's timeout.
     cdef int pass_settings(self, Comm made) except -1:
         made.default_wire = self.default_wire
         made.engine.linger_ns = self.engine.linger_ns
@@ -356,7 +356,7 @@ cdef class Comm(Messages):
         comm = None
         try:
             comm = Comm(*parts, parent_ranks=ranks, parent=self)
-            self.pass_settings(comm)
+            comm.linger_s = self.linger_s
             return self.traced_alike(comm)
         except BaseException:   # the other ranks have the group and must not wait for this rank
             leave_group(parts, comm)
