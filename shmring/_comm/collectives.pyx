@@ -202,8 +202,8 @@ cdef class Collectives:
     def wire(self):
         """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
-        It is "native" in every new communicator, also in one made by `split` or `dup`, which may be a library's own. One
-        made by `shrink` or `grow` has that of the communicator that it replaces.
+        It is "native" in every new communicator, also in one made by `split` or `dup`, which may be a library's own.
+        One made by `shrink` or `grow` has that of the communicator that it replaces.
         """
         return state.WIRES[self.default_wire]
 
@@ -218,7 +218,7 @@ cdef class Collectives:
         It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
         background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
         call behind unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after
-        `init`. A communicator that another one makes has that one's.
+        `init`. A communicator made by another one begins with its value.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -232,8 +232,8 @@ cdef class Collectives:
     def timeout_s(self):
         """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
 
-        It is that of `init` at first. A communicator that another one makes has that one's. Each rank may have its own
-        value.
+        It is that of `init` at first. A communicator made by another one begins with its value. Each rank may
+        have its own value.
         """
         return self.engine.timeout_s
 

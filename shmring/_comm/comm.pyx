@@ -345,7 +345,7 @@ cdef class Comm(Messages):
             self.engine.end_by(error, False, True, b"making a group of some ranks")
             raise
 
-    # Give a communicator that replaces this one all that a user may set. Its engine began with this one's timeout.
+    # Copy the settings that a user may change to a communicator that replaces this one. Its engine has the timeout.
     cdef int pass_settings(self, Comm made) except -1:
         made.default_wire = self.default_wire
         made.engine.linger_ns = self.engine.linger_ns

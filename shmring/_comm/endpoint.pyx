@@ -405,7 +405,7 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     # Advance a message without blocking, and return whether it is complete. Raise if a rank that it needs has ended: a
-    # program that only polls makes no call that waits, and would not see it. leaving_ends: also if that rank has left.
+    # program that only polls makes no call that waits, so nothing else would notice. leaving_ends: also if it has left.
     cdef bint poll_message(self, Message *message, bint leaving_ends) except -1:
         cdef int culprit = ANY
         cdef int status

@@ -17,10 +17,9 @@ from .._internode.data_movement cimport choose_algorithm
 from .collectives cimport Work, priority_code
 from .vector cimport VectorCollectives
 
-import operator
-
 import numpy as np
 
+from .._arguments import integer
 from .._engine import state
 
 cnp.import_array()
@@ -30,7 +29,6 @@ cdef enum:
     # Size of the private buffer, and so of a bunch: fits a private L2 (bench/engine/bench_fusion.py).
     BUNCH_NBYTES = 256 << 10
 
-cdef object MOST_FUSE_NBYTES = (1 << 48) - 1   # larger numbers mean the same
 
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------
@@ -416,10 +414,7 @@ cdef list list_of(object arrays, str what):
 
 
 cdef size_t size_of(object fuse_nbytes) except? 0:
-    try:
-        number = operator.index(fuse_nbytes)
-    except TypeError:
-        raise TypeError(f"fuse_nbytes is {fuse_nbytes!r}; it must be an integer") from None
+    number = integer("fuse_nbytes", fuse_nbytes)
     if number < 0:
         raise ValueError(f"fuse_nbytes is {number}; it must be 0 or more bytes")
-    return min(number, MOST_FUSE_NBYTES)
+    return min(number, <object> BUNCH_NBYTES)

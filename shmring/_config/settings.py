@@ -134,7 +134,7 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _setting(variable: str, parse: Callable[[str, str], Any], default: Any = None) -> Any:
-    """Return the field of a dataclass that has what `parse` finds in a variable."""
+    """Return a dataclass field. `parse` makes its value of the variable's text."""
     return field(default=default, metadata={"variable": variable, "parse": parse})
 
 

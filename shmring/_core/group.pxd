@@ -296,7 +296,7 @@ cdef inline bint is_joined(const Call *c) noexcept nogil:
     return c.kind == ALL_GATHER or c.kind == GATHER or c.kind == ALL_TO_ALL
 
 
-# True if a piece of giver's x goes to taker, in a gather, scatter or all_to_all; also a rank's piece for itself.
+# True if a piece of giver's x goes to taker, in a gather, scatter, all_gather or all_to_all; also a rank's own.
 cdef inline bint goes_from_to(const Call *c, int giver, int taker) noexcept nogil:
     if c.kind == SCATTER:
         return giver == c.root

@@ -25,7 +25,7 @@ CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
 # The beginning of most errors.
-_NAMED = re.compile(r"rank (\d+) (?:on (\S+) failed: ([^;]*))?")
+_NAMED = re.compile(r"rank (\d+) (?:on (.+?) failed: ([^;]*))?")
 _REMOTE_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
 _OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
 
@@ -174,7 +174,7 @@ def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None]
 
 
 def _passed_on(text: str) -> Error:
-    """Return the error of which this rank has the text alone, as its own connections are lost."""
+    """Return the error that the text describes. A rank whose own connections are lost has the text alone."""
     named = _NAMED.match(text)
     if named is None:
         return Aborted(text, reason=text)

@@ -582,7 +582,8 @@ cdef class InterNodeConns:
     def measure_out(self, size_t slice_nbytes):
         """Set the length of a slice, the same on all ranks, and allocate room for slices. Call it between calls."""
         cdef InterNode *inter = &self.inter
-        cdef size_t room_nbytes = <size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nhosts) * slice_nbytes
+        cdef size_t room_nbytes = max(<size_t> MOST_UNDER_WAY * (OTHER_SLICES + inter.nhosts) * slice_nbytes,
+                                      <size_t> 2 * inter.size * SR_CACHE_LINE)   # pair_nbytes is not 0
         cdef size_t least_nbytes = slice_nbytes // LEAST_PER_SLICE
         cdef int host
         counts = []

@@ -123,7 +123,7 @@ cdef struct Peer:
     # By class of length, see push_offer:
     int[OFFER_CLASSES] nslow, nfast     # slow offers in a row; fast offers since a message last measured the ring
     int[OFFER_CLASSES] nunoffered       # number of the next messages that are not offered
-    int[OFFER_CLASSES] last_unoffered   # that number as it was set after the last slow offers
+    int[OFFER_CLASSES] last_unoffered   # the value that nunoffered got after the last slow offers
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked

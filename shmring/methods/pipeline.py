@@ -6,7 +6,6 @@ The module uses only a communicator's public API.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 import shmring
 
+from .._arguments import integer
 from ..errors import agreed
 from .flat import agree, check_alike, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import Rule, apply, scratch_for
@@ -164,7 +164,7 @@ class Pipeline:
         try:
             check_rule(rule)
             dtype = dtype_of(weights)
-            micro_batches = operator.index(micro_batches)
+            micro_batches = integer("micro_batches", micro_batches)
             if (receives is None) != (comm.rank == 0):
                 raise ValueError("receives, the shape and dtype of x, is required on every rank but rank 0")
         except Exception:
@@ -241,7 +241,7 @@ class Pipeline:
                 raise ValueError("rank 0 needs inputs")
             if loss_gradient is None and self._is_last:
                 raise ValueError(f"rank {self._comm.rank}, the last one, needs loss_gradient")
-            batches = operator.index(batches)
+            batches = integer("batches", batches)
         except (TypeError, ValueError):
             self._comm.refuse("all_gather")
             raise

@@ -6,13 +6,13 @@ This is ZeRO (Rajbhandari et al. 2020), stages 1 and 2. The module uses only a c
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._arguments import integer
 from .flat import check_arrays, check_op, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
@@ -84,7 +84,7 @@ class ShardedOptimizer:
         bucket_nbytes: int = 1 << 20,
     ) -> None:
         try:
-            bucket_nbytes = operator.index(bucket_nbytes)
+            bucket_nbytes = integer("bucket_nbytes", bucket_nbytes)
             dtype = _checked(params, rule, stage, op, bucket_nbytes)
         except Exception:
             comm.refuse("broadcast")

@@ -194,6 +194,7 @@ def all_reduce_pairs(
     ([0, 1, 7], [1.0, 1.0, 2.0])
     """
     try:
+        length = integer("length", length)
         _check_pairs(indices, values, length)
     except (TypeError, ValueError):
         comm.refuse("all_gather")
@@ -269,7 +270,7 @@ def _reduced_whole(comm: Comm, own: Array, sums: Array, length: int) -> tuple[ND
 
 def _check_pairs(indices: Array, values: Array, length: int) -> None:
     check_arrays([indices, values])
-    if not 0 <= integer("length", length) <= _LONGEST:
+    if not 0 <= length <= _LONGEST:
         raise ValueError(f"length is {length}; it must be 0 to {_LONGEST} rows")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise TypeError(f"indices is {indices.dtype} of {indices.ndim} dimensions; pass integers in one")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 import zlib
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -18,6 +17,7 @@ import numpy as np
 
 import shmring
 
+from .._arguments import integer
 from .flat import FOLDS, check_folded
 
 __all__ = ["ALGORITHMS", "Stepwise"]
@@ -216,7 +216,7 @@ class Stepwise:
 
     def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
         try:
-            chunk_nbytes = operator.index(chunk_nbytes)
+            chunk_nbytes = integer("chunk_nbytes", chunk_nbytes)
             if chunk_nbytes < 8:
                 raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it must be 8 or more")
         except (TypeError, ValueError):

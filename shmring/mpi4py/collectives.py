@@ -57,7 +57,7 @@ class Part(Call):
         self.out[...] = self.part
 
 
-def _refusing(kind: str) -> Callable[[_Prepare], _Prepare]:
+def _checked(kind: str) -> Callable[[_Prepare], _Prepare]:
     """Return a decorator of methods that prepare a call; see `Collectives._refusing`."""
 
     def decorate(prepare: Any) -> Any:
@@ -110,7 +110,7 @@ class Collectives(PointToPoint):
         """Combine the messages of all ranks; each rank gets its part of the result, all of one length."""
         return self._collective(Kind.reduce_scatter, sendbuf, recvbuf, op)
 
-    @_refusing("reduce_scatter")
+    @_checked("reduce_scatter")
     def _prepare_Reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
     ) -> Any:
@@ -142,7 +142,7 @@ class Collectives(PointToPoint):
         self._ref.comm.all_gather(np.array([taken.count], np.int64), out=counts_of_all)
         return [int(count) for count in counts_of_all]
 
-    @_refusing("gather")
+    @_checked("gather")
     def _prepare_Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Collect the messages of all ranks, of different lengths, on the root."""
         data, pieces = None, None
@@ -151,7 +151,7 @@ class Collectives(PointToPoint):
         x = pieces[root] if pieces and _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "gather_v", x, root, out=pieces)
 
-    @_refusing("scatter")
+    @_checked("scatter")
     def _prepare_Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Give each rank its part of the root's message, of different lengths."""
         pieces = None
@@ -162,28 +162,28 @@ class Collectives(PointToPoint):
         taken = simple_with_gaps(recvbuf, True)
         return VectorCall(taken, self._ref, "scatter_v", pieces, root, out=taken.bytes)
 
-    @_refusing("all_gather")
+    @_checked("all_gather")
     def _prepare_Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Collect the messages of all ranks, of different lengths, on each rank."""
         data, pieces = vector(recvbuf, True, self._ref.size)
         x = pieces[self._ref.rank] if _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "all_gather_v", x, out=pieces)
 
-    @_refusing("all_to_all")
+    @_checked("all_to_all")
     def _prepare_Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length."""
         data, taken = vector(recvbuf, True, self._ref.size)
         given = taken if _is_in_place(sendbuf) else vector(sendbuf, False, self._ref.size)[1]
         return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
-    @_refusing("all_to_all")
+    @_checked("all_to_all")
     def _prepare_Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length and datatype."""
         data, taken = typed_pieces(recvbuf, True, self._ref.size)
         given = taken if _is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)[1]
         return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
-    def _refusing(self, kind: str, prepare: Any, *arguments: Any, **keywords: Any) -> Any:
+    def _refusing(self, kind: str, prepare: Any, /, *arguments: Any, **keywords: Any) -> Any:
         """Prepare a call. If an argument is wrong, refuse it, so that no other rank waits for this one."""
         self.Get_rank()
         try:

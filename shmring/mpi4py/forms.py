@@ -82,7 +82,7 @@ def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[...,
     for form, method, more in forms:
         functools.update_wrapper(method, prepare)
         method.__name__ = method.__qualname__ = form
-        method.__doc__ = f"{prepare.__doc__}{more}"
+        method.__doc__ = f"{prepare.__doc__ or ''}{more}"  # None with -OO
     return {form: method for form, method, _ in forms}
 
 

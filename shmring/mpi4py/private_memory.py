@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import RankFailed
+from ..errors import Error, RankFailed
 from .messages import get_address
 
 _MARK_NBYTES = 16
@@ -62,7 +62,11 @@ class PrivateMemory:
         """Move all bytes of an array; the kernel may move fewer in one call."""
         done = 0
         while done < array.nbytes:
-            moved = call(self._file.descriptor, [array[done:]], self._address + begin + done)
+            try:
+                moved = call(self._file.descriptor, [array[done:]], self._address + begin + done)
+            except OSError as error:  # the program has unmapped it
+                why = f"the memory of rank {self._rank} cannot be accessed: {error.strerror}"
+                raise Error(why, rank=self._rank) from error
             if moved == 0:
                 raise RankFailed(f"rank {self._rank} has ended, and its memory with it", rank=self._rank)
             done += moved

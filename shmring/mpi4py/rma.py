@@ -24,7 +24,7 @@ from .window_state import Window, reports
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _NO_OP = OPS["NO_OP"]
 _REPLACE = OPS["REPLACE"]
-_PIECE_NBYTES = 4096  # of private memory, which the kernel copies in the time of one more call
+_PIECE_NBYTES = 4096  # reading so many bytes of gaps takes about as long as one more system call
 
 
 class Place(NamedTuple):
@@ -281,7 +281,9 @@ def _combine(window: Window, place: Place, op: Op, data: Data, taken: Data | Non
         if given.bytes.nbytes != place.nbytes:
             raise window.failure(errors.ERR_COUNT, f"{given.count} items meet {place.number}")
     assert basic is not None  # each operation has an origin or a result
-    if not is_moved and basic.constant != "BYTE":  # MPICH takes BYTE as a number, in windows alone
+    # MPICH takes BYTE as a number, in windows alone.
+    is_number = basic.constant == "BYTE" and op._ref.name not in ("minloc", "maxloc")
+    if not is_moved and not is_number:
         op._ref.check(basic)
     before = None
     with window.atomic[place.rank]:

@@ -296,7 +296,8 @@ refuse_methods(
 
 _SUMS, _ORDER = ["sum", "prod"], ["min", "max"]
 _BITS, _LOGIC = ["band", "bor", "bxor"], ["land", "lor", "lxor"]
-_OPERATIONS = {  # that MPI defines, by the kind of the dtype
+# The operations that MPI defines, by the kind of the dtype.
+_OPERATIONS = {
     **dict.fromkeys("iu", frozenset(_SUMS + _ORDER + _BITS + _LOGIC)),
     "f": frozenset(_SUMS + _ORDER),
     "c": frozenset(_SUMS),
@@ -305,7 +306,8 @@ _OPERATIONS = {  # that MPI defines, by the kind of the dtype
     "F": frozenset(_SUMS + _ORDER + _BITS),  # of Fortran's integers
     "B": frozenset(_BITS),
 }
-_OTHER_KINDS = {  # in which MPI does not see a datatype as NumPy sees its dtype
+# Datatypes that MPI treats as another kind than that of their dtype.
+_OTHER_KINDS = {
     **dict.fromkeys(["C_BOOL", "CXX_BOOL", "LOGICAL"], "?"),
     **dict.fromkeys(["INTEGER", "INTEGER1", "INTEGER2", "INTEGER4", "INTEGER8"], "F"),
     **dict.fromkeys(["WCHAR", "CHARACTER", "PACKED"], "no operations"),

@@ -1,6 +1,6 @@
 """The command `shmring`: one module for each of its commands.
 
-`add_to` of a module adds its command to a parser's, and `run` carries it out and returns the exit status.
+`add_to` of a module adds its command to those of a parser. `run` carries it out and returns the exit status.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ def ask_for(comm, arguments):
     ("arguments", "text"),
     [
         ({"nbytes": 0, "error": ValueError}, "nbytes is 0; it must be 1 to"),
-        ({"nbytes": 1.5, "error": TypeError}, "nbytes is 1.5; give a number of bytes as an int"),
+        ({"nbytes": 1.5, "error": TypeError}, "nbytes is 1.5; it must be an integer"),
         ({"nbytes": 1 << 60, "error": ValueError}, "nbytes is 1152921504606846976; it must be"),
         ({"smallest_nbytes": -1, "error": ValueError}, "smallest_nbytes is -1; it must be"),
         ({"nbytes": 1 << 55, "error": shmring.OutOfMemory}, "needs 64 PiB of shared memory"),

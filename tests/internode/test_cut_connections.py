@@ -14,6 +14,7 @@ from combinations import each_value, first
 from ranks import Died, turns, when_there
 
 import shmring
+from shmring._diagnostics import failures
 from tests.collectives.test_errors import assert_all, ones
 from tests.internode.test_internode_failures import (
     LAYOUTS,
@@ -120,3 +121,18 @@ def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout,
         assert isinstance(error, (shmring.Timeout, shmring.RankFailed) if pulled else shmring.RankFailed)
         assert error.rank in dead
     assert took_s < CUT_TIMEOUT_S + SOON_S
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rank", "host"),
+    [
+        ("rank 3 on 10.0.0.1 failed: it was killed; more", shmring.RankFailed, 3, "10.0.0.1"),
+        ("rank 3 on another host failed: it was killed", shmring.RankFailed, 3, "another host"),
+        ("rank 3 gave up: it raised", shmring.Aborted, 3, None),
+        ("no rank", shmring.Aborted, None, None),
+    ],
+)
+def test_an_error_of_which_only_the_text_is_known_names_the_rank(text, kind, rank, host):
+    found = failures._passed_on(text)
+    assert (type(found), found.rank) == (kind, rank)
+    assert host is None or found.host == host

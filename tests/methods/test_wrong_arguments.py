@@ -36,6 +36,11 @@ def sum_of_pairs(comm, length):
     all_reduce_pairs(comm, np.array([1]), np.ones(1), length)
 
 
+def sum_pairs_or_all(comm, number):
+    x = np.arange(100.0)
+    return all_reduce_pairs(comm, np.arange(100), x, number(100), dense_above=1)[1]
+
+
 CASES = {  # call(comm, argument), a wrong argument, a right one, the error
     "no list": (lambda comm, xs: FP16().all_reduce_many(comm, xs), None, [np.ones(8, "f4")], "TypeError: "),
     "objects": (
@@ -55,6 +60,13 @@ CASES = {  # call(comm, argument), a wrong argument, a right one, the error
         read_only(np.ones(3, "f4")),
         np.ones(3, "f4"),
         "ValueError: an array to",
+    ),
+    "pairs of a float": (sum_of_pairs, 5.0, 5, "TypeError: length is 5.0; it must be an integer"),
+    "bytes of a float": (
+        lambda comm, number: Stepwise(comm, chunk_nbytes=number),
+        64.0,
+        64,
+        "TypeError: chunk_nbytes is 64.0; it must be an integer",
     ),
     "integers": (unscale, np.ones(3, "i4"), np.ones(3, "f4"), "TypeError: gradients of int32 cannot"),
 }
@@ -134,7 +146,16 @@ def learn(comm, number):
 
 @pytest.mark.parametrize(
     "call",
-    [sum_sparse, sum_of_factors, step_in_buckets, accumulate, sum_by_servers, sum_in_steps, learn],
+    [
+        sum_sparse,
+        sum_pairs_or_all,
+        sum_of_factors,
+        step_in_buckets,
+        accumulate,
+        sum_by_servers,
+        sum_in_steps,
+        learn,
+    ],
 )
 def test_integers_of_numpy_are_as_those_of_python(world_of, call):
     """Arithmetic with an int8 would overflow at 128, with an int32 at 2**31."""

@@ -294,6 +294,7 @@ except MPI.Exception as error:
 REFUSED_CALLS = [
     "comm.Allreduce(np.zeros(2), np.zeros(3 - is_right))",
     "comm.Gatherv(*[np.zeros(2), np.zeros(4)][: 1 + is_right])",
+    "comm.Gatherv(np.zeros(2), np.zeros(4), **{} if is_right else {'kind': 1})",
     "comm.bcast(1, 0 if is_right else 9)",
     "comm.gather(1, 0 if is_right else 9)",
     "comm.scatter([1, 2], 0 if is_right else 9)",

@@ -514,7 +514,7 @@ del wins, win
 comm.Barrier()
 assert descriptors() < between, (before, between, descriptors())
 
-# Where the kernel refuses the memory of a rank, or shows another process, all ranks say so.
+# If the kernel refuses the memory of a rank, or shows another process, all ranks say so.
 def refuse(*_):
     raise PermissionError(13, "Permission denied")
 
@@ -599,7 +599,8 @@ in_epoch = {
     "ERR_TYPE": [(win.Accumulate, x, 0, (0, 2, MPI.INT64_T)), (win.Get_accumulate, x, np.zeros(2, "i8"), 0),
                  (win.Compare_and_swap, x[:1], x[:1], np.zeros(1), 0)],
     "ERR_OP": [(win.Accumulate, x, 0, None, MPI.OP_NULL), (win.Accumulate, x, 0, 0, custom),
-               (win.Accumulate, x, 0, 0, MPI.BAND), (win.Accumulate, x, 0, 0, MPI.MAXLOC)],
+               (win.Accumulate, x, 0, 0, MPI.BAND), (win.Accumulate, x, 0, 0, MPI.MAXLOC),
+               (win.Accumulate, [x, MPI.BYTE], 0, (0, 16, MPI.BYTE), MPI.MINLOC)],
     "ValueError": [(win.Put, x, 0, (0, 1, MPI.DOUBLE, 0)), (win.Put, x, 0, "0"), (win.Put, [x, 3], 0),
                    (win.Fetch_and_op, x, i.copy(), 0), (win.Fetch_and_op, i, np.zeros(1), 0),
                    (win.Compare_and_swap, i, i, bytearray(1), 0), (win.Put, np.zeros(4)[::2], 0)],

@@ -62,7 +62,7 @@ C_HOUSE = {
 # The folders of shmring/ and the modules at its top, from the ground up, each with its allowed imports.
 FOLDERS = {
     "errors": set(),
-    "_arguments": set(),  # their checks
+    "_arguments": set(),  # the check of integers
     "model": set(),  # of costs
     "_config": set(),
     "_core": set(),
@@ -87,7 +87,16 @@ FOLDERS = {
     },
     "_p2p": {"errors", "_config", "_core", "_system", "_transport", "_diagnostics", "_internode", "_engine"}
     | {"_arguments", "_arrays"},
-    "_comm": {"errors", "_config", "_core", "_system", "_algorithms", "_transport", "_bootstrap"}
+    "_comm": {
+        "errors",
+        "_arguments",
+        "_config",
+        "_core",
+        "_system",
+        "_algorithms",
+        "_transport",
+        "_bootstrap",
+    }
     | {"_diagnostics", "_internode", "_engine", "_arrays", "_lifecycle", "_p2p"},
     "__init__": {
         "errors",

@@ -49,12 +49,12 @@ class NoMembers:
         """Do nothing."""
 
 
-def group_for(options: Any, kind: Callable[..., Any], meet: Callable[..., Any]) -> Any:
+def group_for(options: Any, group_class: Callable[..., Any], meet: Callable[..., Any]) -> Any:
     """Return this rank's process group. Its members meet now, unless they are to be given by reconfigure."""
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
-        return kind(NoMembers(rank, size, timeout.total_seconds()), store, timeout)
-    return kind(meet(store, rank, size, timeout), store, timeout)
+        return group_class(NoMembers(rank, size, timeout.total_seconds()), store, timeout)
+    return group_class(meet(store, rank, size, timeout), store, timeout)
 
 
 class Reconfigurable:

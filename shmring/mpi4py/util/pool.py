@@ -18,11 +18,11 @@ class _Refused:
 
 
 class Pool(_Refused):
-    """A pool of processes."""
+    """Refused when it is made: a pool of processes."""
 
 
 class ThreadPool(Pool):
-    """A pool of threads."""
+    """Refused when it is made: a pool of threads."""
 
 
 class AsyncResult(_Refused):
