@@ -30,7 +30,6 @@ cdef enum:
     BUNCH_NBYTES = 256 << 10
 
 
-
 # ---- the arrays of one call ----------------------------------------------------------------------------------
 
 cdef class _Members:
