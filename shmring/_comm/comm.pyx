@@ -21,8 +21,7 @@ from .objects cimport Slots, as_array, bytes_room, fits_in_slot, frame_in, nbyte
 from .point_to_point cimport Messages
 
 from . import objects
-from .._diagnostics import failures
-from .._diagnostics.flight_recorder import ALGORITHMS
+from .._diagnostics import failures, flight_recorder
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
 from .._arrays import buffers
@@ -108,7 +107,8 @@ cdef class Comm(Messages):
         self.descend_from(parent)
         self.epoch = epoch
         # Between hosts there is one algorithm; the groups of one host have the chosen one.
-        self.default_algorithm = ALGORITHMS.index(settings.algorithm if internode is None else "auto")
+        algorithm = settings.algorithm if internode is None else "auto"
+        self.default_algorithm = flight_recorder.ALGORITHMS.index(algorithm)
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, local_sockets, settings.segment,

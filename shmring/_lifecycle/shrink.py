@@ -113,16 +113,23 @@ class _Meetings:
         world_id, _, address = lowest.invitation.partition(" ")
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
-        with listener or contextlib.nullcontext():
-            return join_and_begin(
-                World(world_id, key, len(members), address or None),
-                members.index(self._ranks.rank),
-                failed.settings,
-                failed.engine.timeout_s,
-                deadline=Deadline(self._timeout_s),
-                check=check,
-                listener=listener,
-            )
+        parts = None
+        try:
+            with listener or contextlib.nullcontext():
+                parts = join_and_begin(
+                    World(world_id, key, len(members), address or None),
+                    members.index(self._ranks.rank),
+                    failed.settings,
+                    failed.engine.timeout_s,
+                    deadline=Deadline(self._timeout_s),
+                    check=check,
+                    listener=listener,
+                )
+                return parts
+        except BaseException:
+            if parts is not None:
+                parts.abandon()
+            raise
 
     def close(self) -> None:
         if self._listener is not None:

@@ -164,7 +164,7 @@ def test_a_run_of_bench_tells_its_link(predicted, tmp_path, report):
 @pytest.mark.slow
 def test_bench_output_and_new_measurements_can_be_fitted(predicted, capfd, tmp_path):
     path = tmp_path / "run.json"
-    run = ("bench", "--sizes", "64,64K,16M", "--seconds", "0.002", "--output", str(path))
+    run = ("bench", "--sizes", "64,64K,16M", "--seconds", "0.02", "--output", str(path))
     assert command.main([*run]) == 0
     capfd.readouterr()
     for how in (("--from", str(path)), ("--measure",)):
