@@ -629,12 +629,12 @@ def there_and_back():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
     """Nothing stays locked, and each block is freed but those whose pickle the exception has lost."""
-    for block in passing._sent:  # those of other tests, which were never loaded, would make each call long
-        block.under_way.clear()
     there_and_back()
     before, n, lost = set(segments()), 1 - stride, 0
     while True:
         n += stride
+        for block in passing._sent:  # those of lost pickles: with each, a call has more steps
+            block.under_way.clear()
         injection = injection_of(kind, n)
         gc.disable()  # hypothesis has a callback for collections
         try:
@@ -653,7 +653,7 @@ def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
     del whole, part, zeros, injection  # which holds results, too
     gc.collect()
     assert len(set(segments()) - before) <= lost
-    for block in passing._sent:  # those of lost pickles
+    for block in passing._sent:
         block.under_way.clear()
     time.sleep(2 * passing._SWEEP_S)
     shmring.shared_zeros(1)
