@@ -353,10 +353,10 @@ cdef class Comm(Messages):
 
     # Return the communicator of a group that has started. ranks: its ranks' numbers in this communicator.
     cdef object group_of(self, parts, ranks):
-        comm = None
+        cdef Comm comm = None
         try:
             comm = Comm(*parts, parent_ranks=ranks, parent=self)
-            comm.linger_s = self.linger_s
+            comm.engine.linger_ns = self.engine.linger_ns
             return self.traced_alike(comm)
         except BaseException:   # the other ranks have the group and must not wait for this rank
             leave_group(parts, comm)
