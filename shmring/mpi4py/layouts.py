@@ -100,10 +100,14 @@ class Layout:
             offsets = rows[:, 0]
         return axes
 
-    def pieces(self, count: int) -> tuple[Any, Any]:
+    def _segments_of(self, count: int) -> tuple[Any, Any]:
         """Return the segments of `count` items: offsets from the address of the first one, and lengths."""
-        starts = np.arange(count) * self.extent
-        return _join((starts[:, None] + self.offsets).reshape(-1), np.tile(self.lengths, count))
+        starts = np.arange(count)[:, None] * self.extent + self.offsets
+        return starts.reshape(-1), np.tile(self.lengths, count)
+
+    def pieces(self, count: int) -> tuple[Any, Any]:
+        """Return the segments of `count` items; those without a gap between them are one."""
+        return _join(*self._segments_of(count))
 
     def gather(self, region: Any, count: int) -> Any:
         """Return the bytes of `count` items, one after another; `region` is the memory in their bounds."""
@@ -140,18 +144,16 @@ class Layout:
 
     def segments(self, region: Any, count: int) -> Iterator[Any]:
         """Yield each segment of the items, in the order of the message; see `gather`."""
-        begin = self.bounds(count)[0]
-        for item in range(0, count * self.extent, self.extent) if self.extent else [0] * count:
-            for offset, length in zip(self.offsets.tolist(), self.lengths.tolist(), strict=True):
-                first = item + offset - begin
-                yield region[first : first + length]
+        starts, lengths = self._segments_of(count)
+        firsts = starts - self.bounds(count)[0]
+        for first, end in zip(firsts.tolist(), (firsts + lengths).tolist(), strict=True):
+            yield region[first:end]
 
     def has_overlaps(self, count: int) -> bool:
         """Return whether some bytes belong to two segments of `count` items."""
         if count < 2 or self.true_ub - self.true_lb <= abs(self.extent):
             return count > 0 and self._overlaps_itself
-        starts = np.arange(count)[:, None] * self.extent + self.offsets
-        return _have_common_bytes(starts.reshape(-1), np.tile(self.lengths, count))
+        return _have_common_bytes(*self._segments_of(count))
 
     @functools.cached_property
     def _overlaps_itself(self) -> bool:
