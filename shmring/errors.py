@@ -1,6 +1,6 @@
 """The errors that a communicator raises. Each says what happened, on which rank, and what to do.
 
-Every error ends its communicator, except `Closed`, `Truncated`, and a `Mismatch` from `recv`.
+Most errors end their communicator. docs/reference/errors.md lists those that do not.
 """
 
 from __future__ import annotations

@@ -136,7 +136,9 @@ def _from_interface(x: Any, interface: dict[str, Any], what: str) -> Buffer:
     if not isinstance(dtype, np.dtype):
         dtype = np.dtype(interface["typestr"])
     if not isinstance(interface.get("data"), tuple):  # for example a PIL image: it makes the bytes on request
-        raise TypeError(f"{what} is a {type(x).__name__} that does not say where it lies; pass np.array(...)")
+        raise TypeError(
+            f"{what} is a {type(x).__name__} that gives no address of its memory; pass np.array(...)"
+        )
     address, readonly = interface["data"]
     count = math.prod(interface["shape"])
     c_order, f_order = _orders(interface["shape"], interface.get("strides"), dtype.itemsize)

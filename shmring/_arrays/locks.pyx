@@ -160,7 +160,7 @@ cdef class Locks:
         if not 0 <= owner < self.engine.g.size:   # the owner has just released it, and another rank took it first
             raise Timeout(f"{self.kind} {index} of a shared array could not be taken within {timeout_s:g} s")
         rank = self.engine.world_rank(owner)
-        raise Timeout(f"rank {rank} has not let go of {self.kind} {index} of a shared array within "
+        raise Timeout(f"rank {rank} still held {self.kind} {index} of a shared array after "
                       f"{timeout_s:g} s; " + failures.describe_doing(self.engine, owner), rank=rank)
 
     # A lock whose owner is gone is never released, so this rank aborts the communicator.
@@ -298,7 +298,7 @@ cdef class Stripes:
     def __cinit__(self, Engine engine, memory, uintptr_t begin, uintptr_t locks, int count):
         self.engine = engine
         self.begin = begin
-        self.locks = Locks(engine, memory, locks, count, "stripe")
+        self.locks = Locks(engine, memory, locks, count, "block")
 
     def access(self, cnp.ndarray array, size_t first, size_t count, cnp.ndarray index, cnp.ndarray values,
                cnp.ndarray out, int dtype, int op, timeout):

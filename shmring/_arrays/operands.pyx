@@ -108,7 +108,7 @@ cdef class Memory:
         ----------
         x : array
             Of NumPy, or of a library that exchanges arrays in C (DLPack 1.2 and later; torch's tensors, also those that
-            require gradients). A lazily negated or conjugated tensor has no elements in memory as they read: None.
+            require gradients). None for a lazily negated or conjugated tensor, whose memory has other elements.
 
         Returns
         -------
@@ -656,8 +656,8 @@ cdef object handler_over(cnp.ndarray memory, size_t smallest_nbytes):
 cdef class Arena:
     """Shared memory for the arrays that NumPy makes in a `with` statement; `Comm.arena` makes it.
 
-    Arrays from it are ordinary ones, and may be kept after the `with` statement, the arena and the communicator. The
-    memory is freed with the last of them. It holds for the thread, or the task of asyncio, that enters it: other
+    Its arrays are ordinary arrays, and may be kept after the `with` statement, the arena and the communicator. The
+    memory is freed with the last array. An arena is for the thread, or the task of asyncio, that enters it: other
     threads make arrays as before. `with` statements may be repeated, and nested.
 
     Attributes

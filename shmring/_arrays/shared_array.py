@@ -226,7 +226,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         return onesided.get(self._at_home().stripes, self, where, out, timeout)
 
     def accumulate(self, where: Any, values: Any, op: str = "sum", *, timeout: float | None = None) -> None:
-        """Set elements to `elements op values`. One named twice is combined twice, as in `np.add.at`.
+        """Set elements to `elements op values`. An element named twice is combined twice.
 
         Parameters
         ----------

@@ -203,7 +203,7 @@ class Acceptor:
     def _admit(self, pending: _PendingPeer, hello: Hello, proof: bytes) -> None:
         expected = self._request.prove(b"connect", hello, self._request.world.nprocs, pending.nonce)
         if not handshake.proves(proof, expected):
-            why = f"claimed to be rank {hello.rank} but holds another key"
+            why = f"claimed to be rank {hello.rank} but has another key"
             self._turn_away(pending, "another key", why)
             return
         self._forget(pending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from .._system.deadline import Deadline
-from ..errors import Error, Timeout
+from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
 from .framed_socket import POLL_S, FramedSocket
 from .handshake import BadFrame, Challenge
@@ -91,7 +91,7 @@ class Connector:
         expected = request.prove(b"accept", hello, challenge.nprocs, challenge.nonce)
         if not handshake.proves(challenge.proof, expected):
             raise Error(
-                f"rank {request.rank} holds another key than rank {self._peer}: give all ranks the same "
+                f"rank {request.rank} has another key than rank {self._peer}: give all ranks the same "
                 "World (or SHMRING_KEY)",
                 rank=request.rank,
             )
@@ -133,7 +133,7 @@ class Connector:
             raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
         if packet is None:
             nprocs, timeout_s = self._request.world.nprocs, self._request.timeout_s
-            raise Timeout(f"not all {nprocs} ranks came within {timeout_s:g} s")
+            raise Timeout(f"not all {nprocs} ranks came within {timeout_s:g} s; {WAIT_LONGER}")
         return packet
 
     def _unpack(self, packet: bytes) -> int:

@@ -10,7 +10,7 @@ import select
 from collections.abc import Iterator, Mapping
 
 from .._system.deadline import Deadline
-from ..errors import Error, Timeout
+from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
 from .acceptor import ended
 from .framed_socket import POLL_S, FramedSocket
@@ -95,7 +95,8 @@ class Coordinator:
             left_s = deadline.left_s()
             if left_s <= 0:
                 late = min(rank for rank in self._socks if rank not in self._ready)
-                raise Timeout(f"rank {late} of {self._size} was not ready in time", rank=late)
+                text = f"rank {late} of {self._size} was not ready within the timeout; {WAIT_LONGER}"
+                raise Timeout(text, rank=late)
             self._receive(min(left_s, POLL_S))
 
     def _send(self, rank: int, frame: bytes) -> None:
@@ -119,7 +120,7 @@ class Coordinator:
             if failure is not None:
                 self._take_verdict(failure)
             if kind != handshake.READY or rank in self._ready:
-                raise Error(f"rank {rank} sent a frame of kind {kind}, which is out of turn", rank=rank)
+                raise Error(f"rank {rank} sent a frame of kind {kind}, which was not expected", rank=rank)
             self._ready.add(rank)
 
     def _take_verdict(self, failure: Error) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .._system.deadline import Deadline
 from .._system.limits import explain
-from ..errors import Error, RankFailed, Timeout, agreed
+from ..errors import WAIT_LONGER, Error, RankFailed, Timeout, agreed
 from . import handshake
 from .framed_socket import CHECK_S, Check
 
@@ -228,7 +228,8 @@ class LocalSockets:
                 if error.errno not in _BUSY:
                     raise explain(error, f"sending a descriptor to rank {rank}") from error
             if deadline.is_over():
-                raise Timeout(f"rank {rank} did not take the descriptors that it was sent", rank=rank)
+                text = f"rank {rank} did not receive its descriptors within the timeout; {WAIT_LONGER}"
+                raise Timeout(text, rank=rank)
             time.sleep(CHECK_S / 4)
 
     def _await_readable(self, ranks: set[int], check: Check, deadline: Deadline) -> list[int]:
@@ -245,7 +246,7 @@ class LocalSockets:
                 return [rank_of[sock] for sock, _ in readable]
             if left_s <= 0:
                 late = min(ranks)
-                raise Timeout(f"rank {late} sent no answer within the timeout", rank=late)
+                raise Timeout(f"rank {late} sent no answer within the timeout; {WAIT_LONGER}", rank=late)
 
     def _receive(self, fds: list[int], check: Check, deadline: Deadline) -> tuple[bytes, bool]:
         """Wait for rank 0's next packet and return it as `_read` does."""
@@ -301,7 +302,7 @@ def _no_room() -> Error:
 
 
 def _unexpected(rank: int, kind: int) -> Error:
-    return Error(f"rank {rank} sent a frame of kind {kind}, which is out of turn", rank=rank)
+    return Error(f"rank {rank} sent a frame of kind {kind}, which was not expected", rank=rank)
 
 
 def _gone(rank: int) -> RankFailed:

@@ -41,7 +41,7 @@ class BadFrame(Exception):
     """A packet is invalid. `version_differs`: it is a frame of another version."""
 
     def __init__(self, packet: bytes, what: str = "") -> None:
-        super().__init__(what or f"{len(packet)} bytes that are no frame of this protocol")
+        super().__init__(what or f"{len(packet)} bytes that are not a frame of this protocol")
         self.version_differs = packet[:7] == MAGIC[:7] and packet[7:8] != MAGIC[7:]
 
 

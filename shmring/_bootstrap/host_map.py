@@ -135,7 +135,7 @@ def unpack_page(packet: bytes, rows: Sequence[Row], nprocs: int) -> tuple[bytes,
     _, _, nonce, first, count = _PAGE.unpack_from(packet)
     fits = len(packet) == _PAGE.size + count * _ROW.size and 1 <= count <= nprocs - len(rows)
     if first != len(rows) or not fits:
-        raise BadFrame(packet, f"a page of {count} ranks from rank {first} on, which is out of turn")
+        raise BadFrame(packet, f"a page of {count} ranks from rank {first} on, which was not expected")
     page = []
     num_hosts = max((row.host for row in rows), default=-1) + 1
     for host, machine, *endpoint in _ROW.iter_unpack(packet[_PAGE.size :]):

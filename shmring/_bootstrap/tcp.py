@@ -217,7 +217,7 @@ class _TcpConnector(Connector):
         except BadFrame as error:
             raise Error(f"rank 0 sent {error}", rank=0) from error
         kind = self._unpack(packet)
-        raise Error(f"rank 0 sent a frame of kind {kind}, which is out of turn", rank=0)
+        raise Error(f"rank 0 sent a frame of kind {kind}, which was not expected", rank=0)
 
     def _wrong_answer(self, error: BadFrame, other_version: bool) -> str:
         if other_version:
@@ -266,8 +266,8 @@ def _listen_at_address(request: JoinRequest) -> socket.socket:
         _warn_of_loopback(address, where[0])
         return listener
     raise Error(
-        f"rank 0 is to listen at {address}, which is no address of this host: give the address of the host "
-        "that rank 0 runs on, or run rank 0 there",
+        f"rank 0 is to listen at {address}, which is not an address of this host: give the address of the "
+        "host that rank 0 runs on, or run rank 0 there",
         rank=0,
     )
 

@@ -60,9 +60,9 @@ class World:
         if not isinstance(self.id, str) and not self.key:
             raise TypeError("a World is made by shmring.world(nprocs), which chooses its id and key")
         if not isinstance(self.id, str) or not 1 <= len(self.id.encode()) <= 512:
-            raise ValueError("a world's id is a text of 1 to 512 bytes")
+            raise ValueError(f"id is {self.id!r:.60}; it must be a text of 1 to 512 bytes")
         if not isinstance(self.key, bytes) or len(self.key) < 16:
-            raise ValueError("a world's key is at least 16 bytes")
+            raise ValueError("key must be bytes, at least 16")
         object.__setattr__(self, "nprocs", check_nprocs(self.nprocs))
         if self.address is not None:
             parse_address("address", self.address)

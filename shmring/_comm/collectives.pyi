@@ -74,9 +74,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> _Number:
-        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
-        call returns None.
-        """
+        """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given."""
     @overload
     def all_reduce(  # type: ignore[overload-overlap]
         self,
@@ -91,9 +89,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[_Number]:
-        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
-        call returns None.
-        """
+        """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given."""
     @overload
     def all_reduce(
         self,
@@ -108,9 +104,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
-        call returns None.
-        """
+        """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given."""
     @overload
     def all_reduce(
         self,
@@ -125,9 +119,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
-        call returns None.
-        """
+        """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given."""
     @overload
     def all_reduce(
         self,
@@ -142,9 +134,7 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None] | None:
-        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the
-        call returns None.
-        """
+        """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given."""
     @overload
     def reduce(  # type: ignore[overload-overlap]
         self,
@@ -158,8 +148,8 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> _Number | None:
-        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
-        call returns None.
+        """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if
+        given.
         """
     @overload
     def reduce(  # type: ignore[overload-overlap]
@@ -174,8 +164,8 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[_Number | None]:
-        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
-        call returns None.
+        """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if
+        given.
         """
     @overload
     def reduce(
@@ -190,8 +180,8 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> None:
-        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
-        call returns None.
+        """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if
+        given.
         """
     @overload
     def reduce(
@@ -206,8 +196,8 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None]:
-        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
-        call returns None.
+        """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if
+        given.
         """
     @overload
     def reduce(
@@ -222,8 +212,8 @@ class Collectives:
         timeout: float | None = None,
         priority: SupportsIndex | None = None,
     ) -> Work[None] | None:
-        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the
-        call returns None.
+        """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if
+        given.
         """
     @overload
     def scan(  # type: ignore[overload-overlap]
@@ -235,8 +225,8 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> _Number:
-        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
-        it returns None.
+        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def scan(  # type: ignore[overload-overlap]
@@ -248,8 +238,8 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[_Number]:
-        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
-        it returns None.
+        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def scan(
@@ -261,8 +251,8 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
-        it returns None.
+        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def scan(
@@ -274,8 +264,8 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
-        it returns None.
+        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def scan(
@@ -287,8 +277,8 @@ class Collectives:
         async_op: bool,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten;
-        it returns None.
+        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def exscan(  # type: ignore[overload-overlap]
@@ -300,8 +290,8 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> _Number | None:
-        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
-        call returns None.
+        """Combine x of the ranks below this one elementwise. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def exscan(  # type: ignore[overload-overlap]
@@ -313,8 +303,8 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[_Number | None]:
-        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
-        call returns None.
+        """Combine x of the ranks below this one elementwise. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def exscan(
@@ -326,8 +316,8 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
-        call returns None.
+        """Combine x of the ranks below this one elementwise. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def exscan(
@@ -339,8 +329,8 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
-        call returns None.
+        """Combine x of the ranks below this one elementwise. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def exscan(
@@ -352,8 +342,8 @@ class Collectives:
         async_op: bool,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the
-        call returns None.
+        """Combine x of the ranks below this one elementwise. The result overwrites the array, or `out` if
+        given.
         """
     @overload
     def reduce_scatter(

@@ -94,8 +94,7 @@ cdef class Collectives:
 
     def all_reduce(self, x, op="sum", *, out=None, algorithm=None, wire=None, group_size=None, async_op=False,
                    timeout=None, priority=None):
-        """Combine x of all ranks elementwise. An array is overwritten by the result, or `out` is, and the call returns
-        None.
+        """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given.
 
         If x is a number of Python or NumPy, the result is returned as a number of its type. An int of Python is an
         int64, or a uint64 from 2**63 on, whose sums and products wrap around as NumPy's do.
@@ -156,8 +155,7 @@ cdef class Collectives:
         return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, how)
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
-        """Combine x of all ranks elementwise on the root. Its array, or its `out`, is overwritten, and the call returns
-        None.
+        """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if given.
 
         If x is a number, the result is returned on the root, and None on the other ranks.
 
@@ -202,8 +200,8 @@ cdef class Collectives:
     def wire(self):
         """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
-        It is "native" in every new communicator, also in one made by `split` or `dup`, which may be a library's own.
-        One made by `shrink` or `grow` has that of the communicator that it replaces.
+        It is "native" in every new communicator, even in one made by `split` or `dup`, which may belong to a library.
+        A communicator made by `shrink` or `grow` has the value of the communicator that it replaces.
         """
         return state.WIRES[self.default_wire]
 
@@ -218,7 +216,7 @@ cdef class Collectives:
         It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
         background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
         call behind unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after
-        `init`. A communicator made by another one begins with its value.
+        `init`. A communicator that is made from another one begins with the value of that one.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -232,8 +230,8 @@ cdef class Collectives:
     def timeout_s(self):
         """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
 
-        It is that of `init` at first. A communicator made by another one begins with its value. Each rank may
-        have its own value.
+        It is that of `init` at first. A communicator that is made from another one begins with the value of that
+        one. Each rank may have its own value.
         """
         return self.engine.timeout_s
 
@@ -243,8 +241,7 @@ cdef class Collectives:
         self.default_timeout_ns = ns_of(self.engine.timeout_s)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of ranks 0 to this rank elementwise, in rank order. The array, or `out`, is overwritten; it returns
-        None.
+        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if given.
 
         If x is a number, the result is returned.
 
@@ -281,8 +278,7 @@ cdef class Collectives:
         return self.run(SCAN, x, op, None, out, None, None, async_op, timeout)
 
     def exscan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of the ranks below this one elementwise. The array, or `out`, is overwritten, and the call returns
-        None.
+        """Combine x of the ranks below this one elementwise. The result overwrites the array, or `out` if given.
 
         Values are folded in rank order. Nothing is stored on rank 0. If x is a number, the result is returned, and None
         on rank 0.

@@ -858,9 +858,9 @@ cdef class Comm(Messages):
             `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
             `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
             `steps`: steps of ring and tree calls. `messages_in_place`: number of received messages that this rank has
-            copied from where they lay in their sender's memory, and not from a ring. `paths`: number of calls by
-            path. `path`: path of the last call. `chosen_paths`: for all_gather and all_to_all, by the least length of a
-            size class in bytes, the path that rank 0 has chosen for the next call by its measurements.
+            copied directly from the sender's array, and not from a ring. `paths`: number of calls by path. `path`: path
+            of the last call. `chosen_paths`: for all_gather and all_to_all, by the least length of a size class in
+            bytes, the path that rank 0 has chosen for the next call by its measurements.
             `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
             `isa`: the instruction set of the kernels.
 
@@ -1008,7 +1008,8 @@ cdef class Comm(Messages):
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
         if self.is_messaging:
-            raise RuntimeError("shrink() while another thread is inside a call of this communicator")
+            raise RuntimeError("shrink() was called while another thread is inside a call of this communicator; "
+                               "wait for that call first")
         self.engine.enter_call()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
@@ -1088,7 +1089,8 @@ cdef class Comm(Messages):
             raise
         self.engine.check_idle()
         if self.is_messaging:
-            raise RuntimeError("grow() while another thread is inside a call of this communicator")
+            raise RuntimeError("grow() was called while another thread is inside a call of this communicator; "
+                               "wait for that call first")
         larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
         self.close()
         return larger
@@ -1149,7 +1151,8 @@ cdef class Comm(Messages):
         if self.engine.closed_because is not None:   # by another thread
             return
         if self.is_messaging:
-            raise RuntimeError("close() while another thread is inside a call of this communicator")
+            raise RuntimeError("close() was called while another thread is inside a call of this communicator; "
+                               "wait for that call first")
         self.stage_sends()
         try:
             self.engine.close()   # returns at once: nothing is pending

@@ -65,7 +65,9 @@ def _size(least: int, most: int) -> Callable[[str, str], int]:
             digits, factor = text[:-1], {"K": 1 << 10, "M": 1 << 20}[text[-1:].upper()]
         nbytes = (whole_number(digits) or 0) * factor
         if not least <= nbytes <= most or nbytes % CACHE_LINE_NBYTES:
-            raise _wrong(name, text, f"{least} to {most} bytes in 64s, such as 65536, 64K or 1M")
+            raise _wrong(
+                name, text, f"a multiple of 64 bytes from {least} to {most}, such as 65536, 64K or 1M"
+            )
         return nbytes
 
     return parse

@@ -50,7 +50,7 @@ def load(path: Path, limits: Limits) -> dict[int, Table]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise Unusable("it is no JSON") from None
+        raise Unusable("it is not JSON") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Unusable(f"it is not of format {FORMAT}")
     if content.get("machine") != machine():
@@ -81,7 +81,7 @@ def _read(path: Path) -> bytes:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise Unusable("it is no regular file")
+            raise Unusable("it is not a regular file")
         if status.st_uid not in (os.geteuid(), 0):
             raise Unusable("it belongs to another user")
         with open(fd, "rb", closefd=False) as file:
@@ -101,7 +101,7 @@ def _checked(tables: Any, limits: Limits) -> dict[int, Table]:
     found = {}
     for ranks, table in tables.items():
         if not (isinstance(ranks, str) and ranks.isascii() and ranks.isdigit() and len(ranks) < 6):
-            raise Unusable(f"{ranks!r:.40} is no number of ranks")
+            raise Unusable(f"{ranks!r:.40} is not a number of ranks")
         if not isinstance(table, dict) or not set(table) <= set(DISTANCES):
             raise Unusable(f"the table of {ranks} ranks is not by distance ({', '.join(DISTANCES)})")
         for values in table.values():

@@ -27,7 +27,7 @@ _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group
 # The beginning of most errors.
 _NAMED = re.compile(r"rank (\d+) (?:on (.+?) failed: ([^;]*))?")
 _REMOTE_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
-_OVER = "this communicator is over: its shrink() goes on with the ranks that are left"
+_OVER = "this communicator is over: its shrink() goes on with the remaining ranks"
 
 _has_rehearsed = False  # in this process, or in one that it was forked from
 

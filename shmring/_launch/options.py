@@ -247,7 +247,7 @@ def _nprocs(text: str, bind: str) -> int:
         return min(cores, usable_cpus()) if bind == "core" else usable_cpus()
     number = whole_number(text)
     if number is None:
-        raise ValueError(f"-n is {text!r}, which is no number of ranks: give one, such as 4, or auto")
+        raise ValueError(f"-n is {text!r}, which is not a number of ranks: give one, such as 4, or auto")
     try:
         return check_nprocs(number)
     except ValueError as error:
@@ -267,7 +267,7 @@ def _ranks(text: str, size: int) -> list[int]:
 def _whole(text: str) -> int:
     number = whole_number(text)
     if number is None or number > 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 3")
     return number
 
 
@@ -275,4 +275,4 @@ def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= (seconds := float(text)) < 1e6:
             return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, such as 0.5")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 0.5")

@@ -299,8 +299,8 @@ def _introduce(
         own.close()
     rank = engine.world_rank(engine.rank)
     raise failure or Error(
-        f"a rank other than {rank} could not get its sockets in its group: its own error says why and "
-        "what to do"
+        f"a rank other than {rank} could not open its sockets for its group: the error of that rank says why "
+        "and what to do"
     )
 
 

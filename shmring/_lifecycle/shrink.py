@@ -109,7 +109,7 @@ class _Meetings:
         failed, members = self._failed, view.members(self._ranks.size)
         lowest = self._ranks.view_of(members[0])
         if lowest is None or not lowest.invitation:
-            raise RankFailed("the lowest of the ranks that are left has given up", rank=0)
+            raise RankFailed("the lowest of the remaining ranks has given up", rank=0)
         world_id, _, address = lowest.invitation.partition(" ")
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
@@ -158,7 +158,9 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
                 if parts is None and attempts[view.out] < _MOST_ATTEMPTS:
                     continue
                 if parts is None:
-                    raise Error(f"the ranks that are left failed to begin in {_MOST_ATTEMPTS} attempts")
+                    raise Error(
+                        f"the remaining ranks could not begin a communicator in {_MOST_ATTEMPTS} attempts"
+                    )
                 prepared = view, parts
                 if not agreement.commit():
                     continue
@@ -192,7 +194,7 @@ def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> CommParts | 
     def check() -> None:
         if agreement.poll():  # the meeting reports this error to the ranks in it
             gone = [at for at, rank in enumerate(view.members(size)) if agreement.view.leaves_out(rank)]
-            text = "the ranks that are left have become fewer while they met"
+            text = "a remaining rank has failed while the remaining ranks met"
             raise RankFailed(text, rank=gone[0] if gone else None)
 
     try:

@@ -314,7 +314,7 @@ class QueueEnds(Ends):
     def _text_of(self, dtype: np.dtype[Any]) -> bytes:
         """Return a dtype as text for the other side. TypeError if it holds objects or has no text form."""
         if dtype.hasobject:
-            raise TypeError(f"the array has dtype {dtype}, with objects, which a ring does not carry")
+            raise TypeError(f"the array has dtype {dtype}, with Python objects, which a ring cannot take")
         text = repr(_description(dtype)).encode()
         try:
             is_kept = self._dtype_of(text) == dtype

@@ -674,7 +674,8 @@ cdef class Ends:
     def _close(self, str because):
         """Close the sides that this process uses, once."""
         if self.is_putting or self.is_getting:
-            raise RuntimeError("close() while another thread is inside a call of this ring")
+            raise RuntimeError("close() was called while another thread is inside a call of this ring; "
+                               "wait for that call first")
         self.closed_because = because
         self.stop_watching(SR_PRODUCER)
         self.stop_watching(SR_CONSUMER)
@@ -1045,8 +1046,8 @@ cdef class BroadcastEnds(Ends):
 
     cdef int drop_for(self, uint64_t room_nbytes) except -1:
         if room_nbytes + SR_CACHE_LINE > self.nbytes_of_ring:
-            raise ValueError(f"the item takes {room_nbytes} bytes of a ring of {self.nbytes_of_ring}; with drop=True "
-                             "it has to fit, less a cache line")
+            raise ValueError(f"the item needs {room_nbytes} bytes; with drop=True it has to fit into the ring, which "
+                             f"has {self.nbytes_of_ring - SR_CACHE_LINE}: make a larger ring")
         if not sr_broadcast_drop(&self.writer, room_nbytes):
             raise self._damaged()
         return 0

@@ -585,7 +585,7 @@ class ErrorFeedback(Compressor):
     def __init__(self, compressor: Compressor) -> None:
         super().__init__()
         if not isinstance(compressor, Compressor) or isinstance(compressor, ErrorFeedback):
-            raise TypeError(f"{compressor!r} is no format; give one, as in ErrorFeedback(TopK(0.01))")
+            raise TypeError(f"{compressor!r} is not a format; give one, as in ErrorFeedback(TopK(0.01))")
         self._compressor = compressor
         self._traffic = compressor._traffic
         self._residuals = Residuals()

@@ -65,7 +65,7 @@ class LossScaler:
     ) -> None:
         try:
             are_right = 0 < scale < math.inf and growth >= 1 and 0 < backoff < 1 and growth_interval >= 1
-        except (TypeError, ValueError):  # one of them is no number
+        except (TypeError, ValueError):  # one of them is not a number
             are_right = False
         if not are_right:
             comm.refuse("all_gather")

@@ -265,7 +265,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
         if split_type not in (_UNDEFINED, shared, guided, unguided, resource):
             context = self._comm()
             context.comm.refuse("barrier")
-            raise context.failure(errors.ERR_ARG, f"{split_type} is no type of a split")
+            raise context.failure(errors.ERR_ARG, f"{split_type} is not a type of split")
         is_shared = split_type == shared or (
             split_type in (guided, resource) and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
         )

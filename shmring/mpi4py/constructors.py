@@ -246,7 +246,7 @@ def _share(size: int, way: int, block: int, ranks: int, place: int) -> Any:
         block = -(-size // ranks) if is_default else block
         _check(block * ranks >= size, f"{ranks} blocks of {block} do not hold {size} items")
     else:
-        _check(way == INTEGERS["DISTRIBUTE_CYCLIC"], f"{way} is no way to distribute an axis")
+        _check(way == INTEGERS["DISTRIBUTE_CYCLIC"], f"{way} is not a way to distribute an axis")
         block = 1 if is_default else block
     _check(block > 0, f"the length of a block is {block}; it must be positive")
     numbers = np.arange(size)

@@ -73,7 +73,7 @@ def _init(thread_level: int) -> None:
 def Init_thread(required: int = INTEGERS["THREAD_MULTIPLE"]) -> int:
     """Join the world, and return the support for threads: that which is required."""
     if required not in _LEVELS.values():
-        raise errors.Exception(errors.ERR_ARG, f"{required!r} is no support for threads")
+        raise errors.Exception(errors.ERR_ARG, f"{required!r} is not a level of thread support")
     _init(required)
     return Query_thread()
 

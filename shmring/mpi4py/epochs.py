@@ -30,7 +30,9 @@ class Synchronisation:
     def _opening(self, assertion: int, allowed: int) -> tuple[Window, Epochs]:
         window = self._window()
         if assertion & ~allowed:
-            raise window.failure(errors.NUMBERS["ERR_ASSERT"], f"{assertion} is no assertion of this call")
+            raise window.failure(
+                errors.NUMBERS["ERR_ASSERT"], f"{assertion} is not an assertion for this call"
+            )
         return window, window.epochs
 
     @reports
@@ -48,7 +50,7 @@ class Synchronisation:
         """Begin to access a rank; wait while another rank does, unless both locks are shared ones."""
         window, epochs = self._opening(assertion, _NOCHECK)
         if lock_type not in (_EXCLUSIVE, _SHARED):
-            raise window.failure(errors.ERR_LOCKTYPE, f"{lock_type} is no type of a lock")
+            raise window.failure(errors.ERR_LOCKTYPE, f"{lock_type} is not a type of lock")
         target = window.target(rank)
         if target is None:
             return

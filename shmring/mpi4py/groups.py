@@ -116,7 +116,9 @@ class Group(handles.Named, Handle):
 
     def _checked(self, rank: int) -> int:
         if not 0 <= rank < len(self._members().processes):
-            raise errors.Exception(errors.ERR_RANK, f"{rank} is no rank of the group, which has {self.size}")
+            raise errors.Exception(
+                errors.ERR_RANK, f"{rank} is not a rank of the group, which has {self.size}"
+            )
         return rank
 
     def _check_distinct(self, ranks: Sequence[int]) -> None:

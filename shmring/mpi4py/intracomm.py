@@ -369,7 +369,7 @@ class Cartcomm(Topocomm):
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.Get_size():
-            raise self._comm().failure(errors.ERR_RANK, f"{rank} is no rank of the grid")
+            raise self._comm().failure(errors.ERR_RANK, f"{rank} is not a rank of the grid")
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks from which and to which a shift along a dimension goes."""

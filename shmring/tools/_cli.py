@@ -68,7 +68,7 @@ def positive(text: str, most: float, problem: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse a number of seconds above 0, for add_argument(type=...)."""
-    return positive(text, 1e6, "is no number of seconds above 0")
+    return positive(text, 1e6, "is not a number of seconds above 0")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -76,7 +76,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} or more")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
         return int(text)
 
     return parse
@@ -101,7 +101,7 @@ def nbytes(text: str) -> int:
     digits = text[:-1] if unit > 1 else text
     if not (digits.isascii() and digits.isdigit() and 0 < int(digits) * unit <= _MOST_NBYTES):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of bytes, as in 8, 4K, 64M; several are B:E or a list with commas"
+            f"{text!r} is not a number of bytes, as in 8, 4K, 64M; several are B:E or a list with commas"
         )
     return int(digits) * unit
 

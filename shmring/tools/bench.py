@@ -339,5 +339,7 @@ def _ranks(text: str) -> int:
         return usable_cpus()
     number = whole_number(text)
     if number is None or not 1 <= number <= _MOST_RANKS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 to {_MOST_RANKS}, or auto")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of ranks: give 1 to {_MOST_RANKS}, or auto"
+        )
     return number

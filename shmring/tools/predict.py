@@ -329,7 +329,7 @@ def _gradient_nbytes(text: str) -> int:
     except ValueError:
         return _cli.nbytes(text)
     if not 1 <= number < _MOST_GRADIENT_NBYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, as in 553.36e6 or 500M")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, as in 553.36e6 or 500M")
     return round(number)
 
 

@@ -399,7 +399,7 @@ def _filled(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _numbers(text: str) -> list[int]:
     numbers = [int(word) if word.isascii() and word.isdigit() else 0 for word in text.split(",")]
     if not all(2 <= number <= 1024 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks, 2 or more, as in 2,4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, 2 or more, as in 2,4")
     return numbers
 
 

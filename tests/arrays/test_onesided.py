@@ -314,7 +314,7 @@ def test_a_wait_for_a_dead_ranks_block_raises():
         assert isinstance(gone, Died)
         for error in assert_all([first, last], shmring.RankFailed):
             assert error.rank == 1
-            assert "stripe 0" in str(error)
+            assert "block 0" in str(error)
 
 
 def wait_in_vain(comm):
@@ -326,7 +326,7 @@ def wait_in_vain(comm):
         a.fence()
     else:
         a.fence()
-        with pytest.raises(shmring.Timeout, match="rank 1 has not let go of stripe 0"):
+        with pytest.raises(shmring.Timeout, match="rank 1 still held block 0"):
             a.accumulate(..., 1, timeout=0.2)
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):

@@ -98,9 +98,9 @@ def saying(meeting, words, *, and_hang_up=False):
         (b"\xff" * 4096, "the length of a frame as 65535 bytes"),
         (b"\0\0", "the length of a frame as 0 bytes"),
         (b"\x01\x01" + bytes(300), "the length of a frame as 257 bytes"),
-        (b"\0\x05hello", "5 bytes that are no frame"),
-        (b"\x01\x00" + bytes(256), "256 bytes that are no frame"),
-        (b"\0\x28" + handshake.pack_proof(bytes(32)), "40 bytes that are no frame"),
+        (b"\0\x05hello", "5 bytes that are not a frame"),
+        (b"\x01\x00" + bytes(256), "256 bytes that are not a frame"),
+        (b"\0\x28" + handshake.pack_proof(bytes(32)), "40 bytes that are not a frame"),
     ],
 )
 def test_invalid_bytes_close_the_connection_and_are_counted(words, expected, turned_away, caplog):

@@ -324,7 +324,7 @@ def test_an_unknown_name_is_reported(monkeypatch):
 
 def test_an_address_of_another_host_is_reported_at_once():
     meeting = world(2, address="192.0.2.1:5000")  # an address for documentation: no host has it
-    with pytest.raises(Error, match="no address of this host: give the address of the host") as caught:
+    with pytest.raises(Error, match="not an address of this host: give the address of the host") as caught:
         join(meeting, 0, timeout_s=100)
     assert type(caught.value) is Error
 

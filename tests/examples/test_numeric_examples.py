@@ -220,16 +220,16 @@ def test_plain_lines_without_tqdm(tmp_path, name):
 
 WRONG = [
     ("elastic_training", ("--kill", "3"), "--kill: '3' is not RANK@STEP, as in 2@150"),
-    ("elastic_training", ("--batch", "0"), "--batch: '0' is no whole number from 1 on"),
-    ("fusion_overlap", ("--lr", "nan"), "--lr: 'nan' is no number above 0"),
+    ("elastic_training", ("--batch", "0"), "--batch: '0' is not a whole number from 1 on"),
+    ("fusion_overlap", ("--lr", "nan"), "--lr: 'nan' is not a number above 0"),
     ("fusion_overlap", ("--batch", "1798"), "--batch 1798: there are 1797 images"),
-    ("histogram", ("--bins", "2.5"), "--bins: '2.5' is no whole number from 1 on"),
+    ("histogram", ("--bins", "2.5"), "--bins: '2.5' is not a whole number from 1 on"),
     ("histogram", ("--file", "missing.npy"), "--file missing.npy: No such file or directory"),
     ("histogram", ("--file", __file__), "no array as np.save writes it"),
     ("kmeans", ("--clusters", "201"), "--clusters 201: at most 200 of 1797 images, please"),
     ("kmeans", ("--cluster", "3"), "unrecognized arguments: --cluster"),
-    ("monte_carlo_pi", ("--points", "-5"), "--points: '-5' is no whole number from 1 on"),
-    ("train_digits", ("--lr", "fast"), "--lr: 'fast' is no number above 0"),
+    ("monte_carlo_pi", ("--points", "-5"), "--points: '-5' is not a whole number from 1 on"),
+    ("train_digits", ("--lr", "fast"), "--lr: 'fast' is not a number above 0"),
 ]
 
 

@@ -150,7 +150,7 @@ def test_rank_0_reads_standard_input(tmp_path):
         (["-n", "2", "python3", "-u", "x.py", "-v"], "leave out 'python3', as in shmrun -n 2 x.py -v"),
         (["-n", "2", "python", "-m", "x"], "leave out 'python', as in shmrun -n 2 -m x"),
         (["-n", "2"], "arguments are required: SCRIPT (usage"),
-        (["-n", "two", "x.py"], "-n is 'two', which is no number of ranks: give one, such as 4, or auto"),
+        (["-n", "two", "x.py"], "-n is 'two', which is not a number of ranks: give one, such as 4, or auto"),
         (["-n", "2", "/usr/bin/python3.11", "-m", "x"], "as in shmrun -n 2 -m x"),
         (["-n", "2", "--grace", "-1", "x.py"], "--grace"),
         (["-n", "2", "--no-such-option", "x.py"], "usage: shmrun -n 4 script.py"),

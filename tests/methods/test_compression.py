@@ -375,7 +375,7 @@ def test_it_is_worked_on_in_float32_whatever_the_array(world_of, compressor):
 
 @pytest.mark.parametrize("inner", [FP16, None, ErrorFeedback(FP16())])
 def test_feedback_goes_around_a_format(inner):
-    with pytest.raises(TypeError, match="is no format"):
+    with pytest.raises(TypeError, match="is not a format"):
         ErrorFeedback(inner)
 
 

@@ -140,7 +140,7 @@ TROUBLES = [
     ("descriptors", {"soft": 64, "hard": 64}, "descriptors", "problem", "only 64", "ulimit -Hn"),
     ("memfd", {"works": False, "how": "refused"}, "segments", "problem", "memfd", "SHMRING_SEGMENT=posix"),
     ("posix", {"works": False, "how": "refused"}, "segments", "note", "posix does not work", "nothing to do"),
-    ("tuning", {"state": "unusable", "why": "it is no JSON"}, "tuning table", "problem", "no JSON", "tune"),
+    ("tuning", {"state": "unusable", "why": "it is not JSON"}, "tuning table", "problem", "not JSON", "tune"),
     ("threads", {"given": {}}, "threads", "note", "start 4 threads", "OMP_NUM_THREADS=1"),
     ("job", {"wrong": "RANK is 'x'"}, "launcher", "problem", "RANK is 'x'", "unset"),
     (
@@ -363,7 +363,7 @@ def test_a_damaged_tuning_table(tmp_path, way):
     where = {"XDG_CACHE_HOME": str(tmp_path)} if way == "found" else {"SHMRING_TUNING": str(path)}
     found, status = diagnosed("--no-measure", **where)
     assert status == 1
-    assert found["tuning table"][0]["what"] == f"the table {path} cannot be used: it is no JSON"
+    assert found["tuning table"][0]["what"] == f"the table {path} cannot be used: it is not JSON"
     tuning_table.save(path, {2: {"any": {"depth": 3}}}, thresholds.LIMITS)
     found, status = diagnosed("--no-measure", **where)
     assert (status, found["tuning table"][0]["what"]) == (0, f"{path} is used")

@@ -175,7 +175,7 @@ def test_bench_output_and_new_measurements_can_be_fitted(predicted, capfd, tmp_p
 
 
 UNUSABLE = {
-    "no JSON": ("no json", "is no JSON"),
+    "no JSON": ("no json", "is not JSON"),
     "a list": ("[1]", "is not what this version's"),
     "another program": ('{"program": "x"}', "is not what this version's"),
     "version": (json.dumps(bench_report(schema=9)), "is not what this version's"),
@@ -245,17 +245,17 @@ WRONG = {
     "--alpha 1e-6": NO_SOURCE,
     "--bandwidth 1e9 --measure": NO_SOURCE,
     "--from x.json --measure": NO_SOURCE,
-    "--alpha 0 --bandwidth 1": "no number of seconds",
+    "--alpha 0 --bandwidth 1": "not a number of seconds",
     "--alpha 1e-6 --bandwidth fast": "'fast' is no bandwidth",
     "--alpha 1e-6 --bandwidth nan": "'nan' is no bandwidth",
     "--from /nonexistent": "cannot be read: No such file",
     "GIVEN --sizes 64:8": "ends before it begins",
-    "GIVEN --gradient-bytes 0.5 --step-seconds 1": "'0.5' is no number of bytes",
-    "GIVEN --gradient-bytes nan --step-seconds 1": "'nan' is no number of bytes",
-    "GIVEN --gradient-bytes 5x --step-seconds 1": "'5x' is no number of bytes",
-    "GIVEN --sizes 8,x": "'x' is no number of bytes",
-    "GIVEN --ranks 1": "'1' is no whole number of 2 or more",
-    "GIVEN --ranks 2,": "'' is no whole number of 2 or more",
+    "GIVEN --gradient-bytes 0.5 --step-seconds 1": "'0.5' is not a number of bytes",
+    "GIVEN --gradient-bytes nan --step-seconds 1": "'nan' is not a number of bytes",
+    "GIVEN --gradient-bytes 5x --step-seconds 1": "'5x' is not a number of bytes",
+    "GIVEN --sizes 8,x": "'x' is not a number of bytes",
+    "GIVEN --ranks 1": "'1' is not a whole number of 2 or more",
+    "GIVEN --ranks 2,": "'' is not a whole number of 2 or more",
     "GIVEN --gradient-bytes 8": "give both",
     "GIVEN --step-seconds 8": "give both",
     "GIVEN --hosts 2": ALL_OF_WIRE,
@@ -264,7 +264,7 @@ WRONG = {
     "GIVEN --hosts 2 --wire-alpha 1e-6 --wire-bandwidth 1e6 --ranks 2,3": "3 ranks cannot be spread",
     "GIVEN --hosts 2 --wire-alpha 1 --wire-bandwidth 1 --gradient-bytes 8 --step-seconds 1": "with --hosts",
     "GIVEN --plot .": "cannot be written",
-    "GIVEN --plot x.gnu": "is no picture: it must end in .",
+    "GIVEN --plot x.gnu": "is not a picture: it must end in .",
     "GIVEN 8": "unrecognized arguments",
 }
 

@@ -142,9 +142,9 @@ def test_no_rank_is_no_error(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--interval", "soon"], "'soon' is no number of seconds"),
-        (["--interval", "0"], "'0' is no number of seconds"),
-        (["--count", "0"], "'0' is no whole number of 1 or more"),
+        (["--interval", "soon"], "'soon' is not a number of seconds"),
+        (["--interval", "0"], "'0' is not a number of seconds"),
+        (["--count", "0"], "'0' is not a whole number of 1 or more"),
         (["me"], "invalid int value: 'me'"),
         (["--colour"], "--colour"),
     ],

@@ -86,7 +86,7 @@ class Reconfigurable:
             raise RuntimeError("the handles given to reconfigure do not contain this rank's own")
         unknown = [handle for handle in handles if _process_of(handle) is None]
         if unknown:
-            raise RuntimeError(f"{unknown[0]!r:.80} is no handle of a process group of shmring")
+            raise RuntimeError(f"{unknown[0]!r:.80} is not a handle of a process group of shmring")
         rank = handles.index(self._handle)
         timeout = opts.timeout or datetime.timedelta(seconds=self._timeout_s)
         store = dist.PrefixStore(f"reconfigured {opts.uuid}/", self._first_store)

@@ -244,5 +244,5 @@ def get_comm_workers() -> Any:
     if not comm_workers:
         if MPI.COMM_WORLD.Get_size() == 1 or threading.current_thread() is not threading.main_thread():
             return MPI.COMM_SELF
-        raise RuntimeError("this process is no worker: call get_comm_workers in a task")
+        raise RuntimeError("this process is not a worker: call get_comm_workers in a task")
     return comm_workers[-1]

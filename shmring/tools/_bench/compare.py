@@ -83,7 +83,7 @@ def read(path: Path) -> Any:
     except OSError as error:
         raise Unusable(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise Unusable(f"{path} is no JSON") from None
+        raise Unusable(f"{path} is not JSON") from None
 
 
 def load(path: Path, job: Job) -> Others:

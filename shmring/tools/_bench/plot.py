@@ -24,7 +24,7 @@ def check(path: Path) -> None:
     _cli.check_writable(path)
     endings = empty().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in endings:
-        raise ValueError(f"{path} is no picture: it must end in .{', .'.join(sorted(endings))}")
+        raise ValueError(f"{path} is not a picture: it must end in .{', .'.join(sorted(endings))}")
 
 
 def draw(report: dict[str, Any], curves: Sequence[Curve], path: Path) -> None:
