@@ -98,6 +98,11 @@ def _access(
 def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
     """Return the elements that `where` selects in the flattened array. Errors are those of NumPy."""
     size = array.size
+    if isinstance(where, tuple) and array.ndim > 1:
+        raise TypeError(
+            f"where is the tuple {where!r:.60}; elements are numbered in C order: give "
+            "np.ravel_multi_index(where, array.shape) for one of them, a list for several"
+        )
     if where is ...:
         return _Elements(0, size, None, array.shape)
     if isinstance(where, slice):
