@@ -789,6 +789,9 @@ cdef class Comm(Messages):
         try:
             frames = None
             if self.root_number(root) == self.own_rank:
+                if items is None or isinstance(items, (dict, set, frozenset)):  # a dict would give its keys
+                    kind = "None" if items is None else f"a {type(items).__name__}"
+                    raise TypeError(f"items is {kind}; give a list with one object for each rank")
                 frames = list(map(objects.as_array, map(objects.pack, items)))
                 if len(frames) != self.nranks:
                     raise ValueError(f"there are {len(frames)} items for {self.nranks} ranks; give one for each")

@@ -130,6 +130,8 @@ def refused(comm):
         "pickle": lambda: comm.all_gather_object(Unpicklable()),
         "root": lambda: comm.broadcast_object(1, comm.size),
         "items": lambda: comm.scatter_object([1], comm.rank),
+        "no items": lambda: comm.scatter_object(None, comm.rank),
+        "a dict": lambda: comm.scatter_object({0: "first", 1: "second"}, comm.rank),
     }
     for name, attempt in attempts.items():
         with pytest.raises((TypeError, ValueError)) as caught:
@@ -144,6 +146,8 @@ def test_a_refusal_on_all_ranks_has_no_other_effect(world_of):
         assert "no pickle" in text["pickle"]
         assert "root is 2" in text["root"]
         assert "1 items for 2 ranks" in text["items"]
+        assert "items is None; give a list" in text["no items"]
+        assert "items is a dict; give a list" in text["a dict"]
 
 
 def refused_by_one(comm):
