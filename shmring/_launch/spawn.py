@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
@@ -126,8 +126,9 @@ def spawn(
         raise TypeError(f"fn is {fn!r}; it must be callable as fn(comm, *args, **kwargs)")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"the timeout is {timeout!r}; it must be more than 0 seconds, or None")
-    if isinstance(args, str) or not isinstance(args, Iterable):
-        raise TypeError(f"args is {args!r}; give a list of the arguments after comm: args=[{args!r}]")
+    if not isinstance(args, Iterable) or _is_one_argument(args):
+        shown = f"{args!r:.60}"
+        raise TypeError(f"args is {shown}; give a list of the arguments after comm: args=[{shown}]")
     call: _Call = (fn, tuple(args), dict(kwargs or {}))
     method = _checked_method(method) or _default_method(fn)
     payload = b"" if method == "fork" else _pickle_call(call)
@@ -149,6 +150,11 @@ def spawn(
     if failure is not None:
         raise failure
     return launch.results()
+
+
+def _is_one_argument(args: Iterable[Any]) -> bool:
+    """Return whether `args` is a value that was given without the list around it."""
+    return isinstance(args, (str, bytes, bytearray, Mapping, Set)) or hasattr(args, "__array__")
 
 
 @contextlib.contextmanager
