@@ -318,14 +318,18 @@ def _stack_text(error: BaseException) -> str:
 
 def _tier(error: BaseException, rank: int) -> int:
     """Order failures: a rank's own exception, an error that all ranks get, an error about another rank."""
+    tier = _COMMON
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:
         if isinstance(link, (RankFailed, Aborted)) and link.rank != rank:
             return _CONSEQUENCE
+        # A Mismatch may come from a collective in the `finally` that the rank's own exception has reached.
+        if not isinstance(link, Error):
+            tier = _OWN
         seen.add(id(link))
         link = link.__cause__ or link.__context__
-    return _COMMON if isinstance(error, Error) else _OWN
+    return tier
 
 
 # --- the rank's side ---

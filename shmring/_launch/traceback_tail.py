@@ -19,7 +19,7 @@ _NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
 _NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, from Python 3.13 on
 _CONSEQUENCE = re.compile(
-    r"shmring\.[\w.]*(RankFailed|Aborted):"
+    r"shmring\.[\w.]*(RankFailed|Aborted|Mismatch):"
     r"|shmring\.mpi4py\.MPI\.Exception: (the communicator was aborted|a process has failed)"
 )
 
@@ -36,7 +36,10 @@ def traceback_tail(lines: list[str]) -> list[str]:
 
 
 def is_consequence(words: Sequence[str]) -> bool:
-    """Return whether the first exception, or each of a group, is about another rank's failure."""
+    """Return whether the first exception, or each of a group, is about other ranks.
+
+    All ranks raise the same Mismatch. A rank that raised another exception before it is the cause.
+    """
     causes = _causes(words)
     return bool(causes) and all(_CONSEQUENCE.match(cause) for cause in causes)
 

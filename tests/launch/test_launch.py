@@ -673,6 +673,26 @@ def test_failures_are_ordered_by_cause_then_time():
     assert spawn._tier(loop, 0) == spawn._tier(ValueError("x"), 0)
 
 
+def leave_before_a_collective(comm):
+    try:
+        if comm.rank == 2:
+            raise ValueError("the cause")
+        comm.all_reduce(np.ones(3))
+    finally:
+        try:
+            comm.gather_object(comm.rank)
+        finally:
+            time.sleep(0.2 * comm.rank)  # the others report first
+
+
+def test_the_rank_whose_finally_led_to_a_mismatch_is_raised():
+    with pytest.raises(shmring.Mismatch) as caught:
+        shmring.spawn(leave_before_a_collective, 3, method="fork")
+    (note,) = [note for note in caught.value.__notes__ if "Raised in rank" in note]
+    assert "Raised in rank 2:" in note
+    assert "ValueError: the cause" in note
+
+
 def test_what_travels_is_words_even_if_nothing_else_can():
     sent = pickle.loads(pickle.dumps(spawn._failure_of(OddError(1, "words"), 3)))
     assert str(sent.exception(3)).endswith("OddError: words")

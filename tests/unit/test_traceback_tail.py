@@ -60,6 +60,14 @@ def test_what_led_to_it_belongs_to_it():
     assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
 
 
+def test_a_mismatch_is_a_consequence_unless_another_exception_led_to_it():
+    mismatch = "Traceback (most recent call last):\n  x\nshmring.Mismatch: the ranks' calls do not match"
+    own = "Traceback (most recent call last):\n  x\nValueError: mine"
+    during = "During handling of the above exception, another exception occurred:"
+    assert words(mismatch)[1]
+    assert not words(f"{own}\n\n{during}\n\n{mismatch}")[1]
+
+
 @pytest.mark.parametrize("error", ["the communicator was aborted: rank 1", "a process has failed: rank 1"])
 def test_an_error_of_mpi_about_another_rank_is_a_consequence(error):
     text = f"Traceback (most recent call last):\n  x\nshmring.mpi4py.MPI.Exception: {error}"
