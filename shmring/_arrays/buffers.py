@@ -48,7 +48,7 @@ def take(x: Any, what: str) -> Buffer:
 
 def _instead_of(x: Any) -> str:
     if x is None:
-        return "pass an array"
+        return "pass an array; the object calls, as broadcast_object, need none on ranks that only receive"
     if isinstance(x, (str, bytes)):
         return "the object calls, as broadcast_object, take any object"
     return "for a single number pass a 0-d array, created as a = np.array(value)"

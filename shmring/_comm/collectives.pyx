@@ -97,7 +97,8 @@ cdef class Collectives:
         """Combine x of all ranks elementwise. The result overwrites the array, or `out` if given.
 
         If x is a number of Python or NumPy, the result is returned as a number of its type. An int of Python is an
-        int64, or a uint64 from 2**63 on, whose sums and products wrap around as NumPy's do.
+        int64, or a uint64 from 2**63 on, whose sums and products wrap around as NumPy's do. The sum of bools is a
+        bool, True if any of them is: to count them, pass int(x).
 
         Parameters
         ----------

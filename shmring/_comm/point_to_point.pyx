@@ -137,8 +137,9 @@ cdef object mismatch(Message *message, int rank, str what_now):
     wanted = "an object" if is_object(message.kind) else described(message.kind, message.nbytes)
     if came == wanted:
         came += " of another dtype"
+    differ_in = "memory order" if (message.came_kind ^ message.kind) == FORTRAN else "dtype"
     text = (f"rank {message.source} sent {came} with tag {message.came_tag}, rank {rank} receives {wanted}: "
-            f"{what_now}; both ends need the same dtype")
+            f"{what_now}; both ends need the same {differ_in}")
     return Mismatch(text, rank=message.source, op="recv", calls=(f"send({came})", f"recv({wanted})"))
 
 

@@ -113,7 +113,7 @@ def _at(record: Mapping[str, Any] | None, wait: Mapping[str, Any] | None) -> str
     if wait is not None and wait["where"] != "call":
         return f"in {wait['where']}" if wait["where"] != "lock" else "at a lock of a shared array"
     if record is None or (record["number"] <= 0 and record["outcome"] == "complete"):
-        return "before its first call"
+        return "before its first collective"
     if record["number"] <= 0:
         return "at the start"
     side = "after" if record["outcome"] == "complete" else "in"

@@ -24,6 +24,7 @@ CLOSED_IT = "it returned, or closed the communicator, without making this call"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
+_COUNT = re.compile(r"\[\d+\]")
 # The beginning of most errors.
 _NAMED = re.compile(r"rank (\d+) (?:on (.+?) failed: ([^;]*))?")
 _REMOTE_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
@@ -72,7 +73,7 @@ def describe_doing(engine: Engine, rank: int) -> str:
     last = engine.last_seq_of(rank)
     number = engine.number_of(last)
     if number <= 0:
-        did = "it has called nothing yet"
+        did = "it has made no collective yet"
     else:
         did = f"its last call was {describe_call(engine.flight.record_of(rank, last))} #{number}"
     wait = describe.wait_of(engine.flight.sight_of(rank))
@@ -197,11 +198,20 @@ def _mismatch(
     }
     callers = between_hosts or _callers(called)
     called |= _calls_in(between_hosts)
-    if describe.REFUSED in callers:
+    if (gather := _ragged_gather(set(called.values()) - {describe.NOTHING})) is not None:
+        must = f"{gather}_v takes another length on each rank"
+    elif describe.REFUSED in callers:
         must = "the error of the rank that refused says what was wrong"
     text = f"the ranks' calls do not match in call #{number}: {callers}; {must}"
     calls = tuple(called.get(rank, f"({_ELSEWHERE})") for rank in range(engine.world_size))
     return Mismatch(text, rank=engine.world_rank(culprit), op=op, seq=number, calls=calls)
+
+
+def _ragged_gather(calls: set[str]) -> str | None:
+    """Return "gather" or "all_gather" if all calls are this one, and differ only in the arrays' lengths."""
+    alike = {_COUNT.sub("[]", call) for call in calls}
+    op = alike.pop().partition("(")[0]
+    return op if op in ("gather", "all_gather") and len(calls) > 1 and not alike else None
 
 
 def _calls_in(text: str) -> dict[int, str]:

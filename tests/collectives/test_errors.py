@@ -165,6 +165,7 @@ DIFFERENT = {  # difference → two calls
     "kind": (lambda c: c.broadcast(ones(3)), lambda c: c.all_reduce(ones(3))),
     "kind of large": (lambda c: c.broadcast(ones(90_000)), lambda c: c.all_reduce(ones(90_000))),
     "a barrier": (lambda c: c.barrier(), lambda c: c.all_reduce(ones(90_000))),
+    "length": (lambda c: c.all_gather(ones(3)), lambda c: c.all_gather(ones(4))),
     "an allocation": (lambda c: c.empty(3), lambda c: c.all_reduce(ones(3))),
     "two allocations": (lambda c: c.empty(3), lambda c: c.empty(4)),
     "order": (
@@ -208,6 +209,7 @@ def test_calls_that_differ_are_a_mismatch_on_every_rank(world_of, what):
         for error in errors:
             assert len(error.calls) == size
             assert len({call for call in error.calls if call != "nothing yet"}) == 2, error.calls
+            assert ("all_gather_v takes another length" in str(error)) == (what == "length")
             assert all(call in str(error) or call == "nothing yet" for call in error.calls)
             assert error.seq == 2
 

@@ -86,8 +86,8 @@ def receive_into_too_little(comm, count):
     receive = comm.irecv(x)
     assert receive.wait().count == 1
     assert list(x) == [5, -1]
-    for wrong in (x, np.zeros(3, "f4"), np.zeros((2, 2))):
-        with pytest.raises(shmring.Mismatch, match="both ends need the same dtype") as caught:
+    for wrong, what in (x, "dtype"), (np.zeros(3, "f4"), "dtype"), (np.zeros((2, 2)), "memory order"):
+        with pytest.raises(shmring.Mismatch, match=f"both ends need the same {what}") as caught:
             comm.recv(wrong)
         assert caught.value.rank == 0
     calls = caught.value.calls
