@@ -27,6 +27,7 @@ MIN_KEY_CHARACTERS = 16
 MAX_RANKS = 4096  # SR_MAX_RANKS
 CACHE_LINE_NBYTES = 64
 DEFAULT_PORT = 21717  # below the ports that kernels assign to outgoing connections
+_LINK_LOCAL = re.compile(r"^(\[?fe80:[^]%]*:[^]%]*)(%[^]]*)?", re.IGNORECASE)
 
 
 def _wrong(name: str, text: str, allowed: str) -> ValueError:
@@ -294,7 +295,14 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
         raise _wrong(name, text, "'host:port', 'host' or '[IPv6 address]:port', the host of rank 0")
     if host in ("0.0.0.0", "::"):
         raise _wrong(name, text, "an address of the host of rank 0, to which the others can connect")
+    if _LINK_LOCAL.match(host) and "%" not in host:  # no kernel takes it
+        raise _wrong(name, text, "a link-local address with an interface of this host, such as fe80::1%eth0")
     return host, _integer(1, 65535)(f"the port in {name}", port) if has_port else DEFAULT_PORT
+
+
+def with_interface(address: str, interface: str) -> str:
+    """Return the address, with this interface in place of its own if it is a link-local IPv6 address."""
+    return _LINK_LOCAL.sub(lambda found: f"{found[1]}%{interface}", address)
 
 
 def _is_host(text: str) -> bool:

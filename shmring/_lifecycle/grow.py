@@ -88,7 +88,7 @@ def grow(
                 error, answer = agreed(raised), _described(raised)
         # The key is not sent: all ranks have it.
         answers = comm.all_gather_object(answer, timeout=deadline.timeout_s())
-        world = _world_of(answers[0], key, comm, wanted, error)
+        world = _world_of(answers[0], key, comm, internode, wanted, error)
         try:
             parts = _meet(comm, engine, settings, world, meeting, deadline)
         except Exception as raised:
@@ -132,13 +132,22 @@ def _meeting(
     return _Meeting(World(world_id, key, size + wanted.nranks, address, wanted.epoch), listener)
 
 
-def _world_of(answer: Any, key: bytes, comm: Comm, wanted: Wanted, error: Exception | None) -> World:
+def _world_of(
+    answer: Any,
+    key: bytes,
+    comm: Comm,
+    internode: InterNodeLinks | None,
+    wanted: Wanted,
+    error: Exception | None,
+) -> World:
     """Return the world that rank 0 has announced; raise on all ranks if it could not invite others."""
     if error is not None:
         raise error
     if isinstance(answer, str):
         raise Error(f"rank 0 could not invite the new ranks: {answer}", rank=0)
     world_id, address = answer
+    if internode is not None:
+        address = internode.address_here(address)
     return World(world_id, key, comm.size + wanted.nranks, address, wanted.epoch)
 
 

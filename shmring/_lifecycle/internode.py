@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .._bootstrap import framed_socket
 from .._bootstrap.tcp import listen_nearby
 from .._bootstrap.world import World
-from .._config.settings import address_text
+from .._config.settings import address_text, with_interface
 from .._internode.context import InterNodeConns
 from .._system.limits import explain
 from .._transport.channels import VIEW, Channels
@@ -58,12 +58,22 @@ class InterNodeLinks:
         connection = next(iter(self._mesh.data.values()))
         listener = listen_nearby(connection.family, connection.getsockname(), ports)
         host, port, *_ = listener.getsockname()
-        return listener, (secrets.token_hex(16), address_text(host.partition("%")[0], port))
+        return listener, (secrets.token_hex(16), self.address_here(address_text(host, port)))
+
+    def address_here(self, address: str) -> str:
+        """Return the address of an invitation as this host writes it.
+
+        A link-local IPv6 address is valid with an interface only, and each host names its own interfaces.
+        """
+        _, _, *flow_and_scope = next(iter(self._mesh.data.values())).getsockname()
+        if not any(flow_and_scope):
+            return address
+        return with_interface(address, socket.if_indextoname(flow_and_scope[1]))
 
     def world(self, nprocs: int, invitation: Invitation) -> World:
         """Return the world of an invitation. Its key is this world's key, which is never sent."""
         world_id, address = invitation
-        return World(world_id, self._key, nprocs, address)
+        return World(world_id, self._key, nprocs, self.address_here(address))
 
     def notify_view(self, view: bytes) -> None:
         """Send this rank's view to the ranks of other hosts. See membership."""

@@ -111,6 +111,8 @@ class _Meetings:
         if lowest is None or not lowest.invitation:
             raise RankFailed("the lowest of the remaining ranks has given up", rank=0)
         world_id, _, address = lowest.invitation.partition(" ")
+        if address and failed.internode is not None:
+            address = failed.internode.address_here(address)
         key = failed.engine.key() if failed.internode is None else failed.internode.key
         listener, self._listener = self._listener, None
         parts = None
