@@ -29,6 +29,7 @@ from .world import JoinRequest
 
 _CONNECT_S = 5.0  # limit of one attempt: the kernel's pauses between its own attempts keep growing
 _LONGEST_PAUSE_S = 0.25
+_LOOKUP_S = 5.0  # a name is looked up again after this time: its host may start again with another address
 _OTHER_PORT = "choose another port (SHMRING_PORT, or shmrun's --rdzv)"
 
 _log = logging.getLogger("shmring")
@@ -128,6 +129,7 @@ class _TcpConnector(Connector):
         self._address = request.world.address
         self._ports = ports
         self._where: Sequence[tuple[int, Address]] = ()
+        self._looked_up_s = 0.0
         self._listener: socket.socket | None = None
         self._rows: list[Row] = []
         self._nonce = b""
@@ -151,14 +153,8 @@ class _TcpConnector(Connector):
             self._listener = None
 
     def _open(self) -> FramedSocket | None:
-        if not self._where:
-            try:
-                self._where = _resolve(self._address)
-            except OSError as error:  # the name may become known once its host has started
-                if error.errno in NO_DESCRIPTOR:
-                    raise explain(error, f"looking up {self._address}") from error
-                self._why = f"its name is not known here: {error.strerror}"
-            self._request.deadline.clock.count()  # a lookup may block for many seconds
+        if not self._where or self._request.now_s() - self._looked_up_s >= _LOOKUP_S:
+            self._look_up()
         for family, address in self._where:
             within = self._request.deadline.within(_CONNECT_S)
             there = connect(family, address, within, self._request.poll_s(), self._request.check)
@@ -172,6 +168,16 @@ class _TcpConnector(Connector):
                 raise ended(0)
             self._why = str(there.strerror)
         return None
+
+    def _look_up(self) -> None:
+        try:
+            self._where = _resolve(self._address)
+        except OSError as error:  # the name may become known once its host has started
+            if error.errno in NO_DESCRIPTOR:
+                raise explain(error, f"looking up {self._address}") from error
+            self._why = f"its name is not known here: {error.strerror}"
+        self._request.deadline.clock.count()  # a lookup may block for many seconds
+        self._looked_up_s = self._request.now_s()
 
     def _trying(self) -> str:
         return f" at {self._address} ({self._why})"

@@ -4,6 +4,7 @@ Ranks are threads on loopback that say they are on different hosts.
 """
 
 import collections
+import dataclasses
 import os
 import pickle
 import random
@@ -125,6 +126,23 @@ def test_over_ipv6():
 
 def test_by_name():
     close(meet_on("ab", world_at(2, host="localhost")))
+
+
+def test_a_name_is_looked_up_again(monkeypatch):
+    """The host of rank 0 starts again with another address, such as a pod of Kubernetes."""
+    monkeypatch.setattr(bootstrap.tcp, "_LOOKUP_S", 0.1)
+    meeting, lookups, look_up = world_at(2), [], socket.getaddrinfo
+
+    def changing(host, *arguments, **keywords):
+        if host == "moved":
+            lookups.append(host)
+            host = "127.0.0.9" if len(lookups) == 1 else "127.0.0.1"
+        return look_up(host, *arguments, **keywords)
+
+    monkeypatch.setattr(socket, "getaddrinfo", changing)
+    by_name = dataclasses.replace(meeting, address=meeting.address.replace("127.0.0.1", "moved"))
+    close(in_threads(coming(meeting, 0, node="a"), coming(by_name, 1, node="b")))
+    assert len(lookups) > 1
 
 
 def test_all_on_one_node_is_as_without_an_address():
