@@ -522,7 +522,7 @@ static bool receive(struct sr_channels *channels, struct sr_channel *channel, bo
         if (in_place > 0)
             count_arrived(channels, channel, nbytes < in_place ? nbytes : in_place);
         if (nbytes > in_place && !take_apart(channels, channel, channels->scratch, nbytes - in_place, by_reader)) {
-            end_channel(channels, channel, SR_CHANNEL_DAMAGED, 0);
+            end_channel(channels, channel, SR_CHANNEL_DAMAGED, EBADMSG);
             return true;
         }
         if (nbytes < in_place + ahead)

@@ -66,7 +66,7 @@ enum sr_channel_end {
     SR_CHANNEL_OPEN,
     SR_CHANNEL_CLOSED,  /* the other end has closed it, or has died */
     SR_CHANNEL_FAILED,  /* with `error` */
-    SR_CHANNEL_DAMAGED, /* bytes arrived that no rank of this version sends */
+    SR_CHANNEL_DAMAGED, /* bytes arrived that no rank of this version sends; `error` is EBADMSG */
 };
 
 /* One connection. Unless a field says otherwise, only the thread that holds `lock` reads and writes it. */

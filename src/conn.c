@@ -115,6 +115,10 @@ static enum sr_conn_status step_in(struct sr_conn *conn) {
             conn->in.done += nbytes;
             return SR_CONN_PROGRESSED;
         }
+        if (conn->arriving.magic != SR_CONN_MAGIC) {
+            conn->error = EBADMSG;
+            return SR_CONN_FAILED;
+        }
         if (memcmp(&conn->arriving, &message->head, sizeof message->head) != 0) return SR_CONN_MISMATCH;
         size_t with_head = before + nbytes - sizeof message->head;
         if (with_head > 0) memcpy(message->data, conn->small, with_head);

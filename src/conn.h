@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* The head of every message. The receiver knows every head beforehand. A head that differs is an error of one of the
- * two callers; no byte of that message is put into place. */
+ * two callers, or damaged if its magic number differs; no byte of that message is put into place. */
 struct sr_conn_head {
     uint32_t magic;
     uint32_t part;        /* number of the message among those of this call between these two ranks */
@@ -63,7 +63,7 @@ enum sr_conn_status {
     SR_CONN_BLOCKED,    /* a message is under way, and the socket has no room or no bytes */
     SR_CONN_PROGRESSED,
     SR_CONN_CLOSED,     /* the other end has closed the connection, or has died */
-    SR_CONN_FAILED,     /* with `error` */
+    SR_CONN_FAILED,     /* with `error`; EBADMSG: bytes arrived that are no head */
     SR_CONN_MISMATCH,   /* `arriving` is not the expected head */
 };
 

@@ -56,7 +56,7 @@ cdef class Endpoint(FusedCollectives):
     cdef int abandon(self, Message *message, object error) except -1
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
     cdef str cause_of_death(self, int rank)
-    cdef object damaged(self, int source)
+    cdef int raise_damaged(self, int source) except -1
 
 
 cdef str pattern_text(Message *message)

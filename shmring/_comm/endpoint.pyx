@@ -1,8 +1,6 @@
 # The engine of point-to-point messages, used by one thread at a time: it opens rings, moves posted messages, waits for
 # them, and handles errors. point_to_point makes messages from arguments, and results from messages.
 
-import os
-
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
@@ -12,7 +10,7 @@ from libc.string cimport memcpy, memset
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
 from .._core.segment cimport (
-    SR_ABORTED, SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
+    SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
     sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
 )
@@ -358,7 +356,7 @@ cdef class Endpoint(FusedCollectives):
         cdef sr_frame head
         cdef int status = self.make_room_quietly(&head)
         if status == DAMAGED:
-            raise self.damaged(self.matching.unmatched_source)
+            self.raise_damaged(self.matching.unmatched_source)
         if status == NEEDS_ROOM:
             raise no_room(self.matching.unmatched_source, head.message_nbytes)
         return 0
@@ -401,7 +399,7 @@ cdef class Endpoint(FusedCollectives):
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
-                raise self.damaged(self.matching.unmatched_source)
+                self.raise_damaged(self.matching.unmatched_source)
         return 0
 
     # Advance a message without blocking, and return whether it is complete. Raise if a rank that it needs has ended: a
@@ -414,7 +412,7 @@ cdef class Endpoint(FusedCollectives):
             return True
         status = status_of_peers(&self.matching, message, &culprit)
         if status == DAMAGED:
-            raise self.damaged(culprit)
+            self.raise_damaged(culprit)
         if status == DEAD or (status == LEFT and leaving_ends):
             self.raise_for(status, message, culprit, 0, True)
         return message.state == COMPLETE
@@ -472,7 +470,7 @@ cdef class Endpoint(FusedCollectives):
             if status == NEEDS_ROOM:
                 self.make_room()
             elif status == DAMAGED:
-                raise self.damaged(self.matching.unmatched_source)
+                self.raise_damaged(self.matching.unmatched_source)
             elif status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
@@ -527,22 +525,15 @@ cdef class Endpoint(FusedCollectives):
         cdef Peer *p = &self.matching.peer[rank]
         if p.channel == NULL:
             return procfs.how_it_ended(*self.engine.flight.liveness_of(p.lane))
-        if p.channel.error != 0:
-            return os.strerror(p.channel.error)
-        return failures.CONNECTION_ENDED
+        return failures.describe_lost(p.channel.error)
 
-    # End the communicator because of data that no sender of this version writes. Return the error to raise.
-    cdef object damaged(self, int source):
-        text = f"the message ring from rank {source} is damaged"
-        if self.matching.peer[source].channel != NULL:
-            text = (f"rank {source} sent data that this version of shmring does not send: "
-                    "use one version on all hosts")
-        self.engine.give_up(SR_ABORTED, self.engine.g.rank, None, text)
-        try:
-            self.engine.raise_over(beside=True)
-        except Error:   # the other ranks raise this one; this rank raises the error below
-            pass
-        return Error(text, rank=source)
+    # End the communicator because of data that no sender of this version writes.
+    cdef int raise_damaged(self, int source) except -1:
+        cdef Peer *p = &self.matching.peer[source]
+        number = remote(&self.engine.g, source) if p.channel != NULL else p.lane
+        self.engine.give_up(SR_RANK_FAILED, number, None, failures.DAMAGED)
+        self.engine.raise_over(beside=True)
+        return 0
 
 
 # Return private memory for an unexpected message, with its envelope; NULL if there is no memory.

@@ -6,6 +6,7 @@ Functions take an engine.
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import re
 import socket
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CLOSED_IT = "it returned, or closed the communicator, without making this call"
 CONNECTION_ENDED = "its connection was closed: it ended, or its host did"
+DAMAGED = "it sent data that no rank of this version of shmring sends: use one version, or check the network"
 _ELSEWHERE = "on another host"
 _LOOK_ALIKE = ", but with arrays of other shapes or dtypes, another wire=, group_size= or priority="
 _COUNT = re.compile(r"\[\d+\]")
@@ -88,6 +90,13 @@ def describe_unreadable(rank: int, error: int) -> str:
         f"it could not read the array of rank {rank}: {os.strerror(error)} (process_vm_readv); "
         "set SHMRING_SINGLE_COPY=off to avoid such reads"
     )
+
+
+def describe_lost(error: int) -> str:
+    """Say why the connection to a rank of another host has ended. error: its errno; 0: it was closed."""
+    if error == errno.EBADMSG:
+        return DAMAGED
+    return os.strerror(error) if error else CONNECTION_ENDED
 
 
 def describe_remote_mismatch(

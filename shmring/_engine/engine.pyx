@@ -415,8 +415,7 @@ cdef class Engine(State):
         elif self.notifications.channels.has_left(rank):
             self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
         else:
-            cause = os.strerror(c.error) if c.error else failures.CONNECTION_ENDED
-            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, cause)
+            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.describe_lost(c.error))
         return 0
 
     # End the communicator if a rank of another host has ended it. beside: see raise_over.
@@ -742,7 +741,8 @@ cdef class Engine(State):
         for rank in range(self.world_size if g.inter != NULL else 0):
             if (inter_of(g).conn[rank] != NULL and self.notifications.channels.has_ended(rank)
                     and not self.notifications.channels.has_left(rank)):
-                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, failures.CONNECTION_ENDED)
+                cause = failures.describe_lost(self.notifications.channels.error_of(rank))
+                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, cause)
                 self.raise_over()
 
     # Run a tiny call of the engine's own, for start-up and agreements.

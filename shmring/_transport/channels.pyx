@@ -155,6 +155,10 @@ cdef class Channels:
         """True if no more data will come from a rank."""
         return sr_flag_load(&self.channel_of(rank).end) != SR_CHANNEL_OPEN
 
+    def error_of(self, int rank):
+        """Return the errno with which the channel to a rank has ended; 0: it was closed, or has not ended."""
+        return self.channel_of(rank).error
+
     def has_left(self, int rank):
         """True if a rank has notified that it leaves."""
         return sr_flag_load(&self.channel_of(rank).left) != 0

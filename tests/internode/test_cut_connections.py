@@ -69,6 +69,28 @@ def test_connections_that_are_reset_are_a_failure_on_all_sides(layout, victim, e
         assert ends is False or error.rank == victim
 
 
+def damage_all(comm, victim, call):
+    """Put bytes that are no head between the messages of one rank, on all its connections."""
+    comm.barrier()
+    if comm.rank == victim:
+        for _fd, connection in connections():
+            connection.sendall(bytes(40))
+    if call == "all_reduce":
+        comm.all_reduce(ones(60_000))
+    elif comm.rank == victim:
+        comm.recv(ones(1), 1 - victim)
+    else:
+        comm.recv(ones(1), victim)
+
+
+@each_value({"layout, victim": [("1+1", 1), ("2+2", 0)], "call": ["all_reduce", "recv"]})
+def test_damaged_bytes_are_a_failure_of_their_sender_on_all_ranks(world_over_hosts, layout, victim, call):
+    outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(damage_all, victim, call)
+    for error in assert_all(outcomes, shmring.RankFailed):
+        assert error.rank == victim
+        assert error.cause == failures.DAMAGED
+
+
 def call_until(comm, call, path_when_running):
     call_of = {"small": small, "large": large, "moved": moved, "background": in_background}[call]
     for _ in turns(comm, path_when_running):

@@ -143,14 +143,14 @@ static struct sr_conn_head plain_head(uint64_t nbytes)
     return (struct sr_conn_head){SR_CONN_MAGIC, 0, 9, 8, 7, nbytes};
 }
 
-static void check_mismatch(struct sr_conn_head sent)
+static void check_mismatch(struct sr_conn_head sent, enum sr_conn_status status, int error)
 {
     struct sr_conn_head expected = plain_head(100);
     open_both();
     sr_conn_post(&one.out, &sent, data_of_one, &left_of_one);
     sr_conn_post(&other.in, &expected, data_of_other, &left_of_other);
     CHECK(sr_conn_step(&one) == SR_CONN_PROGRESSED && left_of_one == 0);
-    CHECK(sr_conn_step(&other) == SR_CONN_MISMATCH && left_of_other == 1);
+    CHECK(sr_conn_step(&other) == status && other.error == error && left_of_other == 1);
     CHECK(other.arriving.seq == sent.seq && other.arriving.nbytes == sent.nbytes);
     for (size_t i = 0; i < sizeof data_of_other; i++)
         CHECK(data_of_other[i] == 2);
@@ -178,18 +178,19 @@ static void test_other_heads(void)
 {
     struct sr_conn_head head = plain_head(100);
     check_begin("a head that is not the expected one");
-    for (int field = 0; field < 6; field++) {
+    for (int field = 1; field < 6; field++) {
         struct sr_conn_head wrong = head;
-        wrong.magic += field == 0;
         wrong.part += field == 1;
         wrong.seq += field == 2;
         wrong.fingerprint += field == 3;
         wrong.count += field == 4;
         wrong.nbytes += field == 5;
-        check_mismatch(wrong);
+        check_mismatch(wrong, SR_CONN_MISMATCH, 0);
     }
     head.nbytes = 900; /* longer than the expected message, and than one that comes with its head */
-    check_mismatch(head);
+    check_mismatch(head, SR_CONN_MISMATCH, 0);
+    head.magic++; /* no head at all */
+    check_mismatch(head, SR_CONN_FAILED, EBADMSG);
 }
 
 static void test_closed(void)
