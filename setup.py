@@ -34,7 +34,6 @@ COMPILE_ARGS = [
 # third of the time. The others have -O1, in half of it: they mostly call functions of Python.
 HOT = [
     "shmring/_algorithms/*.pyx",
-    "shmring/_core/trace.pyx",
     "shmring/_engine/wait.pyx",
     "shmring/_internode/[dr]*.pyx",
     "shmring/_p2p/matching.pyx",
