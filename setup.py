@@ -43,6 +43,7 @@ CALLED = [
     "shmring/_comm/endpoint.pyx",
     "shmring/_comm/objects.pyx",
     "shmring/_comm/point_to_point.pyx",
+    "shmring/_comm/work.pyx",
     "shmring/_p2p/ring_ends.pyx",
     "shmring/mpi4py/calls.pyx",
 ]

@@ -45,7 +45,7 @@ _HOMES = {
     "Arena": "_arrays.operands",
     "Memory": "_arrays.operands",
     "Plan": "_comm.collectives",
-    "Work": "_comm.collectives",
+    "Work": "_comm.work",
     "Op": "_comm.ops",
     "Broadcast": "_p2p.broadcast",
     "Ring": "_p2p.ring",
@@ -91,7 +91,6 @@ if TYPE_CHECKING:
     from ._bootstrap.join import world as world
     from ._comm.bucketer import Bucketer as Bucketer
     from ._comm.collectives import Plan as Plan
-    from ._comm.collectives import Work as Work
     from ._comm.comm import Comm as Comm
     from ._comm.init import init as init
     from ._comm.ops import Op as Op
@@ -101,6 +100,7 @@ if TYPE_CHECKING:
     from ._comm.point_to_point import Status as Status
     from ._comm.point_to_point import Transfer as Transfer
     from ._comm.trace_file import Trace as Trace
+    from ._comm.work import Work as Work
     from ._launch.spawn import spawn as spawn
     from ._p2p.broadcast import Broadcast as Broadcast
     from ._p2p.ring import Ring as Ring

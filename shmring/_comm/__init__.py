@@ -1,9 +1,13 @@
 """The public class Comm, one facet in each file, and the objects that its methods return.
 
-Comm  ->  Messages        ->  Endpoint  ->  FusedCollectives  ->  VectorCollectives  ->  Collectives
-comm      point_to_point      endpoint      fused                 vector                 collectives
+Comm  ->  Messages        ->  FusedCollectives  ->  VectorCollectives  ->  Collectives
+comm      point_to_point      fused                 vector                 collectives
+            |                                                                |
+          Endpoint                                                         Work
+          endpoint                                                         work
 
--> stands for: inherits from.
+-> stands for: inherits from. Messages has an Endpoint, which owns all state of its messages. A collective in
+the background is a Work.
 
 init              a world -> a Comm
 awaitable         waiting for a Work or a Transfer in a coroutine

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
-    from .collectives import Work
     from .point_to_point import Transfer
+    from .work import Work
 
 POLL_S = 0.025  # between two checks of the peer's liveness
 

@@ -16,8 +16,8 @@ from .ops import Op
 
 if TYPE_CHECKING:
     from ..methods.compression import Compressor, Reduction
-    from .collectives import Work
     from .comm import Comm
+    from .work import Work
 
 
 class Bucketer:

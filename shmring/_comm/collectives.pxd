@@ -3,18 +3,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from .._arrays.operands cimport Operand
 from .._core.group cimport Call
 from .._engine.engine cimport Engine
-from .._engine.progress cimport Issued
-
-
-cdef class Work(Issued):
-    cdef Engine engine
-    cdef Operand a, b       # hold the arrays' buffers
-    cdef object number, number_type   # array of shape () and the type of its result, if the call reduces a number
-    cdef object answer      # return value of the call
-    cdef object refusal     # error by which only this rank refused the call after it was issued
-    cdef int notice_fd      # readable once the call is finished; -1 until requested
-
-    cdef int finish(self) except -1
+from .work cimport Work
 
 
 cdef class Collectives:
@@ -24,6 +13,8 @@ cdef class Collectives:
     cdef object residuals         # rounding errors of compressed transfers
     cdef object place             # this rank's Place
     cdef uint64_t default_timeout_ns
+    cdef object segment           # the communicator's memory
+    cdef int fd                   # of the segment, to allocate the pages of rings
     cdef bint staging_ready
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,

@@ -1,8 +1,6 @@
 """Types of Collectives, the methods that a communicator inherits, and of Plan."""
 
-from collections.abc import Generator
-from types import GenericAlias
-from typing import Any, Generic, Literal, NoReturn, Protocol, SupportsIndex, overload
+from typing import Any, Literal, NoReturn, Protocol, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +8,8 @@ from typing_extensions import Buffer, TypeVar
 
 from .._arrays.operands import Memory
 from .ops import Op
+from .work import Work
 
-_Result = TypeVar("_Result", default=Any, covariant=True)
 _Number = TypeVar("_Number", bound=int | float | complex | np.generic)
 
 class _ArrayInterface(Protocol):  # ml_dtypes' arrays
@@ -835,24 +833,3 @@ class Plan:
     def __reduce__(self) -> NoReturn: ...
     def __call__(self) -> Any:
         """Run the collective once, with the values that its arrays hold now."""
-
-class Work(Generic[_Result]):
-    """A collective that runs in the background. Every collective returns one with async_op=True."""
-
-    def __init__(self, *args: object, **keywords: object) -> None: ...
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until the call is finished."""
-
-    def done(self) -> bool:
-        """Return whether the call is finished, successfully or not."""
-
-    def result(self, timeout: float | None = None) -> _Result:
-        """Wait as `wait` does, and return what the call returns without async_op=True."""
-
-    def fileno(self) -> int:
-        """Return a file descriptor that becomes readable when the call is finished, as for `select`."""
-
-    def __await__(self) -> Generator[Any, None, _Result]: ...
-    def __reduce__(self) -> NoReturn: ...
-    @classmethod
-    def __class_getitem__(cls, item: Any) -> GenericAlias: ...

@@ -1,10 +1,8 @@
 # The collectives: from Python's arguments to the pointers of a call. Each method takes the same steps: allocate the
-# result, take the arrays, describe the call, let the engine run it.
+# result, take the arrays, describe the call, let the engine run it. Work, a call in the background, is in `work`.
 
 import inspect
 import operator
-import os
-from types import GenericAlias
 
 cimport cython
 from cpython.complex cimport PyComplex_Check
@@ -12,33 +10,31 @@ from cpython.float cimport PyFloat_Check
 from cpython.long cimport PyLong_Check
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
-from posix.unistd cimport close
 
 from .._arrays.operands cimport (
     Operand, can_read_while_writing, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
 )
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, DONE, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
     REDUCE_SCATTER, SCAN, SCATTER, Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split,
     may_be_read_in_place, mixed, takes,
 )
 from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
-from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_flag_take
-from .._core.timeouts cimport deadline_ns_of, ns_of, timeout_ns_of, timeout_s_of
-from .._engine.queue cimport is_finished
+from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_ring_offset
+from .._core.timeouts cimport ns_of, timeout_ns_of, timeout_s_of
 from .._internode.context cimport inter_of
 from .._internode.data_movement cimport choose_algorithm
 from .._internode.reductions cimport residual_count
+from .work cimport Work, number_of
 
 import numpy as np
 
-from . import awaitable
 from .._arrays import shapes
 from .._core import kernels
 from .._engine import state
-from .._system import limits
-from ..errors import Closed, Error, Mismatch
+from .._system import segments
+from ..errors import Closed, Mismatch
 
 cnp.import_array()
 
@@ -68,11 +64,6 @@ cdef inline bint is_reduced_in_place(int kind) noexcept:
 
 cdef inline bint is_number(object x) noexcept:
     return PyFloat_Check(x) or PyLong_Check(x) or PyComplex_Check(x) or cnp.PyArray_CheckScalar(x)
-
-
-# The element of an array of shape (), as a number of Python or NumPy like the one that the array was made of.
-cdef object number_of(object array, type kind):
-    return array[()] if issubclass(kind, np.generic) else array.item()
 
 
 # True if partial results may be compressed between hosts.
@@ -196,50 +187,6 @@ cdef class Collectives:
         """
         return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
                         None if wire is None and priority is None else (wire, None, priority))
-
-    @property
-    def wire(self):
-        """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
-
-        It is "native" in every new communicator, even in one made by `split` or `dup`, which may belong to a library.
-        A communicator made by `shrink` or `grow` has the value of the communicator that it replaces.
-        """
-        return state.WIRES[self.default_wire]
-
-    @wire.setter
-    def wire(self, name):
-        self.default_wire = number_named(WIRE_NUMBERS, name, "wire")
-
-    @property
-    def linger_s(self):
-        """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background.
-
-        It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
-        background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
-        call behind unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after
-        `init`. A communicator that is made from another one begins with the value of that one.
-        """
-        return self.engine.linger_ns * 1e-9
-
-    @linger_s.setter
-    def linger_s(self, double seconds):
-        if not 0 <= seconds <= MOST_LINGER_S:
-            raise ValueError(f"linger_s is {seconds:g}; it must be 0 to {MOST_LINGER_S:g} seconds")
-        self.engine.linger_ns = ns_of(seconds)
-
-    @property
-    def timeout_s(self):
-        """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
-
-        It is that of `init` at first. A communicator that is made from another one begins with the value of that
-        one. Each rank may have its own value.
-        """
-        return self.engine.timeout_s
-
-    @timeout_s.setter
-    def timeout_s(self, seconds):
-        self.engine.timeout_s = timeout_s_of(0, seconds)
-        self.default_timeout_ns = ns_of(self.engine.timeout_s)
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if given.
@@ -607,7 +554,51 @@ cdef class Collectives:
         >>> sum_floats(comm, np.ones(2))
         """
         self.engine.refuse(number_named(KIND_NUMBERS, kind, "kind"))
+    # -- settings --
 
+    @property
+    def wire(self):
+        """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
+
+        It is "native" in every new communicator, even in one made by `split` or `dup`, which may belong to a library.
+        A communicator made by `shrink` or `grow` has the value of the communicator that it replaces.
+        """
+        return state.WIRES[self.default_wire]
+
+    @wire.setter
+    def wire(self, name):
+        self.default_wire = number_named(WIRE_NUMBERS, name, "wire")
+
+    @property
+    def linger_s(self):
+        """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background.
+
+        It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
+        background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
+        call behind unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after
+        `init`. A communicator that is made from another one begins with the value of that one.
+        """
+        return self.engine.linger_ns * 1e-9
+
+    @linger_s.setter
+    def linger_s(self, double seconds):
+        if not 0 <= seconds <= MOST_LINGER_S:
+            raise ValueError(f"linger_s is {seconds:g}; it must be 0 to {MOST_LINGER_S:g} seconds")
+        self.engine.linger_ns = ns_of(seconds)
+
+    @property
+    def timeout_s(self):
+        """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
+
+        It is that of `init` at first. A communicator that is made from another one begins with the value of that
+        one. Each rank may have its own value.
+        """
+        return self.engine.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds):
+        self.engine.timeout_s = timeout_s_of(0, seconds)
+        self.default_timeout_ns = ns_of(self.engine.timeout_s)
     # -- from arguments to a call --
 
     # how: None, or (wire, group_size, priority), each of which may be None.
@@ -696,8 +687,20 @@ cdef class Collectives:
             self.allocate_staging()
         return 0
 
+    # Allocate the pages of this rank's staging buffer before it is first touched.
     cdef int allocate_staging(self) except -1:
-        raise NotImplementedError("Comm has the memory")
+        cdef const Group *g = &self.engine.g
+        if self.engine.closed_because is not None:
+            return 0   # drive raises Closed
+        offset, nbytes = sr_layout_ring_offset(g.size, g.ring_nbytes, g.rank), g.ring_nbytes
+        try:
+            segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
+            self.segment.populate(offset, nbytes)
+        except BaseException as error:
+            self.engine.end_by(error, True, False, b"allocating its staging buffer")
+            raise
+        self.staging_ready = True
+        return 0
 
     # Return the given out, or allocate the result if the kind returns a new array.
     cdef object out_of(self, int kind, object x, int root, object out, object like):
@@ -1031,146 +1034,3 @@ cdef uint16_t priority_code(object priority) except? 0:
     if not -MOST_PRIORITY <= number <= MOST_PRIORITY:
         raise ValueError(f"priority is {number}; it must be {-MOST_PRIORITY} to {MOST_PRIORITY}")
     return number + MOST_PRIORITY + 1
-
-
-cdef class Work(Issued):
-    """A collective that runs in the background. Every collective returns one with async_op=True.
-
-    Calls of one communicator run in the order in which they were made; calls with a `priority` run by priority. Do not
-    touch a call's arrays before it is finished. They stay alive until then, even if this object is deleted. In asyncio,
-    `await work` returns the call's result and uses no thread. Cancelling the awaiting coroutine does not affect the
-    call.
-
-    Examples
-    --------
-    >>> x = np.ones(2)
-    >>> work = comm.all_reduce(x, async_op=True)
-    >>> work.wait()
-    >>> x
-    array([2., 2.])
-    >>> comm.all_gather(np.array([comm.rank]), async_op=True).result()
-    array([[0],
-           [1]])
-    """
-
-    __class_getitem__ = classmethod(GenericAlias)   # Work[None] in annotations
-
-    def __cinit__(self, *_, **__):
-        self.a.held = self.b.held = False
-        self.notice_fd = -1
-
-    def __init__(self, *_, **__):
-        raise TypeError("a Work is made by a collective with async_op=True")
-
-    @cython.nonecheck(True)   # Work.__new__ alone makes a Work without an engine
-    def wait(self, timeout=None):
-        """Block until the call is finished.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds, 0 or more. None waits until the call ends, at most for its own timeout.
-
-        Raises
-        ------
-        TimeoutError
-            After `timeout` seconds. The call goes on, as it does after a Ctrl-C.
-        TypeError, ValueError
-            For a wrong timeout, and for a wrong argument of the call that could be checked only when the call ran.
-        Error
-            If the communicator has ended.
-        """
-        try:
-            finished = self.engine.wait_for(&self.task, deadline_ns_of(timeout))
-        except Error:
-            if self.refusal is None:
-                raise
-        else:
-            if not finished:
-                raise TimeoutError(f"the call is not finished after {float(timeout):g} s; it goes on")
-        if self.refusal is not None:
-            raise self.refusal
-
-    # As wait without a timeout.
-    cdef int finish(self) except -1:
-        if not is_finished(self.engine.queue, &self.task) or self.task.status != DONE or self.refusal is not None:
-            self.wait()
-        return 0
-
-    @cython.nonecheck(True)
-    def done(self):
-        """Return whether the call is finished, successfully or not.
-
-        Returns
-        -------
-        bool
-            Does not block.
-        """
-        return is_finished(self.engine.queue, &self.task)
-
-    def result(self, timeout=None):
-        """Wait as `wait` does, and return what the call returns without async_op=True.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds, as in `wait`.
-
-        Returns
-        -------
-        array, number, list or None
-            The result of the call.
-
-        Raises
-        ------
-        TimeoutError, TypeError, ValueError, Error
-            As `wait`.
-        """
-        self.wait(timeout)
-        return self.answer if self.number is None else number_of(self.number, self.number_type)
-
-    @cython.nonecheck(True)
-    def fileno(self):
-        """Return a file descriptor that becomes readable when the call is finished, as for `select`.
-
-        Returns
-        -------
-        int
-            The `Work` owns the descriptor.
-
-        Raises
-        ------
-        Error
-            If the communicator has ended.
-        OSError
-            If the process has too many open files.
-        """
-        if not is_finished(self.engine.queue, &self.task):
-            self.engine.check_open()   # raises in a forked child, where the call would never finish
-        if self.notice_fd < 0:
-            try:
-                self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            except OSError as error:
-                raise limits.explain(error, "creating the event descriptor of a call") from error
-            if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
-                os.eventfd_write(self.notice_fd, 1)
-        return self.notice_fd
-
-    def __await__(self):
-        return awaitable.result_of(self).__await__()
-
-    def __reduce__(self):
-        raise TypeError("a Work belongs to its process")
-
-    @cython.nonecheck(True)
-    def __repr__(self):
-        progress = "under way"
-        if is_finished(self.engine.queue, &self.task):
-            progress = "finished" if self.task.status == DONE else "failed"
-        return f"<shmring.Work {progress}>"
-
-    def __dealloc__(self):
-        release(&self.a)
-        release(&self.b)
-        if self.notice_fd >= 0:
-            close(self.notice_fd)

@@ -3,7 +3,7 @@ from .point_to_point cimport Messages
 
 
 cdef class Comm(Messages):
-    cdef object local_sockets, segment, arrays, settings
+    cdef object local_sockets, arrays, settings
     cdef object internode            # InterNodeLinks, or None if all ranks are on one host
     cdef readonly object parent_ranks   # None for a world, which is not a group
     cdef readonly int epoch             # number of `shrink`s and `grow`s that led to this communicator
@@ -11,7 +11,6 @@ cdef class Comm(Messages):
     cdef object tracer               # the last Trace that `trace` has begun, or None
     cdef object origin, world_ranks  # the world's Origin; the ranks' numbers in the world, None for all ranks
     cdef Slots slots                 # of the calls for objects; None before the first one
-    cdef int fd                      # of the segment, to allocate the pages of rings
 
     cdef object form(self, list members, double timeout_s)
     cdef int pass_settings(self, Comm made) except -1

@@ -11,14 +11,14 @@ from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Memory
 from .._core.group cimport (
-    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, GROW, SCATTER_V, SHARE, SPLIT, Group,
+    ALLOCATE, ALL_GATHER, ALL_GATHER_V, BROADCAST, FORM_GROUP, GATHER_V, GROW, SCATTER_V, SHARE, SPLIT,
 )
 from .._core.kernels cimport SR_SUM
-from .._core.segment cimport sr_layout_ring_offset
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._engine.engine cimport Engine
 from .objects cimport Slots, as_array, bytes_room, fits_in_slot, frame_in, nbytes_in, pack, unpack
 from .point_to_point cimport Messages
+from .vector cimport run_vector
 
 from . import objects
 from .._diagnostics import failures, flight_recorder
@@ -104,6 +104,7 @@ cdef class Comm(Messages):
         self.settings = settings
         self.parent_ranks = parent_ranks
         self.own_rank, self.nranks = place.rank, place.size
+        self.endpoint.attach(engine, self.own_rank, self.nranks, segment, fd)
         self.descend_from(parent)
         self.epoch = epoch
         # Between hosts there is one algorithm; the groups of one host have the chosen one.
@@ -833,17 +834,17 @@ cdef class Comm(Messages):
         if fits_in_slot(slots.largest()):
             frames = slots.frames()
         else:
-            frames = self.run_vector(ALL_GATHER_V, as_array(frame), 0, None, None, False, timeout)
+            frames = run_vector(self, ALL_GATHER_V, as_array(frame), 0, None, None, False, timeout)
         return list(map(objects.unpack, frames))
 
     def _gather_frames(self, frame, root, timeout):
         """Return the objects in all ranks' frames, by rank, on the root; None on the others."""
-        frames = self.run_vector(GATHER_V, frame, root, None, None, False, timeout)
+        frames = run_vector(self, GATHER_V, frame, root, None, None, False, timeout)
         return None if frames is None else list(map(objects.unpack, frames))
 
     def _scatter_frames(self, frames, root, timeout):
         """Return the object in the root's frame for this rank. The other ranks pass None."""
-        return unpack(self.run_vector(SCATTER_V, frames, root, None, bytes_room(0), False, timeout))
+        return unpack(run_vector(self, SCATTER_V, frames, root, None, bytes_room(0), False, timeout))
 
     cdef Slots slots_of_objects(self):
         if self.slots is None:
@@ -1010,7 +1011,7 @@ cdef class Comm(Messages):
         """
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
-        if self.is_messaging:
+        if self.endpoint.is_messaging:
             raise RuntimeError("shrink() was called while another thread is inside a call of this communicator; "
                                "wait for that call first")
         self.engine.enter_call()
@@ -1091,7 +1092,7 @@ cdef class Comm(Messages):
             self.engine.refuse(GROW)
             raise
         self.engine.check_idle()
-        if self.is_messaging:
+        if self.endpoint.is_messaging:
             raise RuntimeError("grow() was called while another thread is inside a call of this communicator; "
                                "wait for that call first")
         larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
@@ -1153,15 +1154,15 @@ cdef class Comm(Messages):
         self.engine.finish_issued()
         if self.engine.closed_because is not None:   # by another thread
             return
-        if self.is_messaging:
+        if self.endpoint.is_messaging:
             raise RuntimeError("close() was called while another thread is inside a call of this communicator; "
                                "wait for that call first")
-        self.stage_sends()
+        self.endpoint.stage_sends()
         try:
             self.engine.close()   # returns at once: nothing is pending
         finally:   # also if a signal interrupted close
             if self.engine.closed_because is not None:
-                self.close_messages()
+                self.endpoint.close_messages()
                 self.forget()
 
     cdef int forget(self) except -1:
@@ -1182,7 +1183,7 @@ cdef class Comm(Messages):
     cdef int close_descriptor(self) except -1:
         if self.fd >= 0:
             os.close(self.fd)
-            self.fd = -1
+            self.fd = self.endpoint.fd = -1
         return 0
 
     def _disown(self):
@@ -1219,29 +1220,6 @@ cdef class Comm(Messages):
         state = "" if self.engine.closed_because is None else ", closed"
         return f"<shmring.Comm rank {self.rank} of {self.size}{state}>"
 
-    # -- memory --
-
-    cdef int allocate_staging(self) except -1:
-        """Allocate the pages of this rank's staging buffer before it is first touched."""
-        cdef const Group *g = &self.engine.g
-        if self.engine.closed_because is not None:
-            return 0   # drive raises Closed
-        offset, nbytes = sr_layout_ring_offset(g.size, g.ring_nbytes, g.rank), g.ring_nbytes
-        try:
-            segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
-            self.segment.populate(offset, nbytes)
-        except BaseException as error:
-            self.engine.end_by(error, True, False, b"allocating its staging buffer")
-            raise
-        self.staging_ready = True
-        return 0
-
-    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
-        """Allocate the pages of a message ring from this rank to another before it is first touched."""
-        segments.allocate(self.fd, offset, nbytes, purpose="a message ring")
-        self.segment.populate(offset, nbytes)
-        return 0
-
 
 @atexit.register
 def _close_all():
@@ -1263,7 +1241,7 @@ os.register_at_fork(after_in_child=_disown_all)
 def _is_in_transfer(comm, address, nbytes):
     """Return whether a pending transfer of a communicator, given by a weak reference, sends or receives these bytes."""
     cdef Comm found = comm()
-    return found is not None and found.is_in_transfer(address, nbytes)
+    return found is not None and found.endpoint.is_in_transfer(address, nbytes)
 
 
 # Release a group that this rank cannot use. comm: the communicator made of `parts`, or None if making it raised.

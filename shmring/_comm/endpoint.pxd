@@ -2,8 +2,8 @@ from libc.stdint cimport uint64_t, uintptr_t
 
 from .._arrays.operands cimport Operand
 from .._core.spsc_ring cimport sr_frame
+from .._engine.engine cimport Engine
 from .._p2p.messages cimport Matching, Message, UnexpectedMessage
-from .fused cimport FusedCollectives
 
 
 cdef class PendingMessage:
@@ -15,15 +15,20 @@ cdef class PendingMessage:
     cdef void release_arrays(self) noexcept
 
 
-cdef class Endpoint(FusedCollectives):
+cdef class Endpoint:
+    cdef Engine engine
+    cdef object segment          # the communicator's memory
+    cdef int fd                  # of the segment, to allocate the pages of rings
     cdef Matching matching
     cdef bint is_messaging       # a thread is inside a call that sends or receives
     cdef set transfers           # keeps pending transfers alive
     cdef bint is_enlisted        # registered with the progress thread
     cdef UnexpectedMessage *dropped   # messages that matched probes took and nothing will receive
+    cdef object __weakref__
 
-    cdef int begin_messaging(self) except -1
-    cdef void end_messaging(self) noexcept
+    cdef void attach(self, Engine engine, int rank, int size, object segment, int fd) noexcept
+    cdef int begin(self) except -1
+    cdef void end(self) noexcept
     cdef void acquire_stepper(self) noexcept
     cdef bint acquire_stepper_between_calls(self) noexcept
     cdef void release_completed(self) noexcept
@@ -42,7 +47,6 @@ cdef class Endpoint(FusedCollectives):
     cdef int number_receipt(self, Message *message) except -1
     cdef int keep_own_message(self, Message *message) except -1
     cdef int open_ring_to(self, int rank) except -1
-    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1
     cdef int make_room(self) except -1
     cdef int make_room_quietly(self, sr_frame *head) noexcept nogil
     cdef bint advance_quietly(self) noexcept nogil

@@ -20,6 +20,7 @@ from .._core.spsc_ring cimport (
 )
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
+from .._engine.engine cimport Engine
 from .._engine.progress cimport delist, enlist, is_thread_running, start_thread, wake_thread
 from .._engine.queue cimport BACKGROUND, WAITER
 from .._engine.state cimport world_number
@@ -37,7 +38,7 @@ from .._p2p.messages cimport (
 from .._transport.channel cimport sr_channels_poll_abort
 
 from .._diagnostics import failures
-from .._system import procfs
+from .._system import procfs, segments
 from ..errors import Closed, Error
 
 cdef enum:
@@ -71,7 +72,7 @@ cdef class PendingMessage:
         self.kept = None
 
 
-cdef class Endpoint(FusedCollectives):
+cdef class Endpoint:
     """The posted messages of one communicator. They never wait for a collective.
 
     One thread at a time may use it, while another thread calls collectives.
@@ -87,11 +88,15 @@ cdef class Endpoint(FusedCollectives):
             unexpected = self.matching.first_unexpected
         free_tables(&self.matching)
 
+    cdef void attach(self, Engine engine, int rank, int size, object segment, int fd) noexcept:
+        self.engine, self.segment, self.fd = engine, segment, fd
+        self.matching.rank, self.matching.size = rank, size
+
     # -- one thread at a time --
 
-    cdef int begin_messaging(self) except -1:
+    cdef int begin(self) except -1:
         if self.engine.closed_because is not None:
-            raise Closed(self.engine.closed_because, rank=self.own_rank)
+            raise Closed(self.engine.closed_because, rank=self.matching.rank)
         if self.is_messaging:
             raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
@@ -112,7 +117,7 @@ cdef class Endpoint(FusedCollectives):
         self.matching.begun_ns = sr_now_ns() if self.engine.g.p2p_trace != NULL else 0
         return 0
 
-    cdef void end_messaging(self) noexcept:
+    cdef void end(self) noexcept:
         cdef bint has_pending = self.matching.npending > 0
         cdef bint has_completed = self.matching.completed != NULL
         self.is_messaging = False
@@ -213,7 +218,6 @@ cdef class Endpoint(FusedCollectives):
             raise Error("the segment of this communicator is damaged: its message rings have no valid length")
         transfers = set()
         m.g = g
-        m.rank, m.size = self.own_rank, self.nranks
         m.ring_nbytes = g.header.message_ring_nbytes
         m.seen = <uint64_t *> calloc((g.size + 63) // 64, sizeof(uint64_t))
         m.source = <int *> calloc(m.size, sizeof(int))
@@ -282,7 +286,7 @@ cdef class Endpoint(FusedCollectives):
                 receive_unexpected(&self.matching, message, message.taken)
             else:
                 post_receive(&self.matching, message)
-        elif message.peer == self.own_rank:
+        elif message.peer == self.matching.rank:
             if not deliver_to_self(&self.matching, message):
                 self.keep_own_message(message)
         else:
@@ -325,10 +329,10 @@ cdef class Endpoint(FusedCollectives):
         return 0
 
     cdef int keep_own_message(self, Message *message) except -1:
-        cdef UnexpectedMessage *unexpected = new_unexpected(self.own_rank, frame_tag(message), message.kind,
+        cdef UnexpectedMessage *unexpected = new_unexpected(self.matching.rank, frame_tag(message), message.kind,
                                                             message.nbytes)
         if unexpected == NULL:
-            raise no_room(self.own_rank, message.nbytes)
+            raise no_room(self.matching.rank, message.nbytes)
         memcpy(unexpected.data, message.data, message.nbytes)
         unexpected.whole = True
         keep_unexpected(&self.matching, unexpected)
@@ -339,17 +343,17 @@ cdef class Endpoint(FusedCollectives):
         complete(&self.matching, message)
         return 0
 
+    # Allocate the pages of the ring to another rank before it is first touched, and open the ring.
     cdef int open_ring_to(self, int rank) except -1:
         cdef Group *g = &self.engine.g
         cdef size_t nbytes = self.matching.ring_nbytes
-        self.allocate_message_ring(
-            sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, self.matching.peer[rank].lane),
-            sr_layout_message_room_nbytes(nbytes))
+        offset = sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank,
+                                               self.matching.peer[rank].lane)
+        nbytes = sr_layout_message_room_nbytes(nbytes)
+        segments.allocate(self.fd, offset, nbytes, purpose="a message ring")
+        self.segment.populate(offset, nbytes)
         open_ring(&self.matching, rank)
         return 0
-
-    cdef int allocate_message_ring(self, size_t offset, size_t nbytes) except -1:
-        raise NotImplementedError("Comm has the memory")
 
     # Move the unmatched message at the head of a ring to private memory, so that messages behind it can be received.
     cdef int make_room(self) except -1:
@@ -508,8 +512,8 @@ cdef class Endpoint(FusedCollectives):
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
         if status == LATE:
-            what_was = f"did not answer rank {self.own_rank}'s {wanted} within {timeout_ns * 1e-9:g} s"
-            if culprit == self.own_rank:
+            what_was = f"did not answer rank {self.matching.rank}'s {wanted} within {timeout_ns * 1e-9:g} s"
+            if culprit == self.matching.rank:
                 what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
             did = failures.describe_doing(self.engine, number)
             self.engine.give_up(SR_TIMED_OUT, number, None, f"{what_was}; {did}", op)
@@ -517,7 +521,7 @@ cdef class Endpoint(FusedCollectives):
             self.engine.give_up(SR_RANK_FAILED, number, None, self.cause_of_death(culprit), op)
         elif status == LEFT:
             self.engine.give_up(SR_RANK_FAILED, number, None,
-                                f"closed the communicator before rank {self.own_rank}'s {wanted} was complete", op)
+                                f"closed the communicator before rank {self.matching.rank}'s {wanted} was complete", op)
         self.engine.raise_over(beside=True)
         return 0
 

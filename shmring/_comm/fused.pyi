@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any, Literal, SupportsIndex, overload
 
-from .collectives import Work
 from .ops import Op
 from .vector import VectorCollectives
+from .work import Work
 
 class FusedCollectives(VectorCollectives):
     """The collective `all_reduce_many`, which reduces many arrays as one."""

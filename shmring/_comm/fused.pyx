@@ -2,7 +2,7 @@
 # buffer that is kept from call to call. If they are contiguous already, they are reduced in place, without a copy if
 # their memory is shared. Elements are folded one by one, so fusing changes no bits.
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy, memset
 
@@ -14,8 +14,9 @@ from .._core.segment cimport SR_CACHE_LINE
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.queue cimport Task
 from .._internode.data_movement cimport choose_algorithm
-from .collectives cimport Work, priority_code
+from .collectives cimport priority_code
 from .vector cimport VectorCollectives
+from .work cimport Work
 
 import numpy as np
 
@@ -32,8 +33,24 @@ cdef enum:
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------
 
+# One array of a call.
+cdef struct Member:
+    unsigned char *x
+    unsigned char *out
+    size_t count
+    uint8_t itemsize, dtype, order
+
+
 cdef class _Members:
     """The arrays of one call: addresses, dtypes, lengths, and a signature that is the same on all ranks."""
+
+    cdef Member *member
+    cdef size_t count, nelements
+    cdef uint32_t dtypes        # a bit for each dtype that occurs
+    cdef uint64_t signature     # hash of the dtypes and lengths, the same on all ranks
+    cdef uint64_t places        # hash of the addresses
+    cdef list arrays, kept
+    cdef list works             # the Works of the call if it runs in the background, else None
 
     def __cinit__(self, size_t count):
         self.count = count
@@ -183,175 +200,185 @@ cdef class FusedCollectives(VectorCollectives):
         cdef size_t limit
         cdef int dtype
         cdef bint has_entered
-        self.check_alone()
+        check_alone(self)
         try:
-            members = self.members_of(arrays, out)
+            members = members_of(self, arrays, out)
             limit = self.engine.g.tuning.fuse_nbytes if fuse_nbytes is None else size_of(fuse_nbytes)
             members.signature = mixed(members.signature ^ limit)
             for dtype in range(SR_DTYPES):   # detect all errors before anything is overwritten
                 if members.dtypes >> dtype & 1:
-                    self.describe_reduction_of(&c, dtype, op, timeout, priority)
+                    describe_reduction_of(self, &c, dtype, op, timeout, priority)
             if async_op:
                 members.kept.append(storage_of([members.arrays, list(members.kept)]))
         except Exception:
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
-        self.check_alone()   # again: taking the arrays may run Python, and another thread may have begun meanwhile
+        check_alone(self)   # again: taking the arrays may run Python, and another thread may have begun meanwhile
         has_entered = self.engine.enter_call_once()
         self.fusing = True
-        self.works = [] if async_op else None
+        members.works = [] if async_op else None
         try:
             if not members.nelements:   # other ranks may have elements, and must not wait for a rank that has none
-                self.describe_reduction_of(&c, SR_U8, "max", timeout, priority)
-                self.reduce_at(&c, members, 0, NULL, NULL, 0)
+                describe_reduction_of(self, &c, SR_U8, "max", timeout, priority)
+                reduce_at(self, &c, members, 0, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
                 if members.dtypes >> dtype & 1:
-                    self.describe_reduction_of(&c, dtype, op, timeout, priority)
-                    self.reduce_all_of_dtype(&c, members, limit)
-            return self.issue_all() if async_op else None
+                    describe_reduction_of(self, &c, dtype, op, timeout, priority)
+                    reduce_all_of_dtype(self, &c, members, limit)
+            return issue_all(self, members.works) if async_op else None
         except BaseException as error:
             if has_entered:
                 self.engine.end_steps(error)
             raise
         finally:
             self.fusing = False
-            self.works = None
             if has_entered:
                 self.engine.leave_call()
 
-    cdef int check_alone(self) except -1:
-        if self.fusing:
-            raise RuntimeError(state.TAKEN)
-        return 0
 
-    # Issue all calls; return the last Work. Calls of equal priority finish in order, so the last one finishes last.
-    cdef object issue_all(self):
-        cdef Work work = None
-        for work in self.works:
-            self.engine.issue(work)
-        return work
+cdef int check_alone(FusedCollectives comm) except -1:
+    if comm.fusing:
+        raise RuntimeError(state.TAKEN)
+    return 0
 
-    cdef object members_of(self, object arrays, object out):
-        cdef _Members members
-        cdef uint64_t found
-        cdef size_t i
-        arrays = list_of(arrays, "arrays")
-        members = _Members(len(arrays))
-        members.arrays = arrays   # keep the arrays: the caller's list may change
-        i = 0
-        for x in arrays:
-            members.add(x, out is None, i)
-            i += 1
-        if out is not None:
-            out = list_of(out, "out")
-            members.kept.append(out)
-            if len(out) != len(arrays):
-                raise ValueError(f"out has {len(out)} arrays for {len(arrays)}; give as many")
-            for i in range(members.count):
-                members.add_out(out[i], i)
-        found = mixed(members.places ^ members.signature)
-        if self.disjoint_places != found:   # else the same arrays were already found to be disjoint
-            members.check_disjoint()
-            self.disjoint_places = found
-        return members
 
-    # Describe a call except its addresses and lengths.
-    cdef int describe_reduction_of(self, Call *c, int dtype, object op, object timeout, object priority) except -1:
-        memset(c, 0, sizeof(Call))
-        c.kind = ALL_REDUCE
-        c.named = ALL_REDUCE_MANY
-        c.dtype = dtype
-        c.itemsize = state.DTYPE_NBYTES[dtype]
-        c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-        c.priority = priority_code(priority)
-        return self.describe_reduction(c, op, "auto")
+# Issue all calls; return the last Work. Calls of equal priority finish in order, so the last one finishes last.
+cdef object issue_all(FusedCollectives comm, list works):
+    cdef Work work = None
+    for work in works:
+        comm.engine.issue(work)
+    return work
 
-    # Reduce all arrays of one dtype, in order: small ones in bunches, each large one by itself.
-    cdef int reduce_all_of_dtype(self, Call *c, _Members members, size_t fuse_nbytes) except -1:
-        cdef size_t i, count = 0, first = 0
-        cdef size_t limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
-        cdef size_t most = BUNCH_NBYTES // c.itemsize
-        cdef Member *member
+
+cdef object members_of(FusedCollectives comm, object arrays, object out):
+    cdef _Members members
+    cdef uint64_t found
+    cdef size_t i
+    arrays = list_of(arrays, "arrays")
+    members = _Members(len(arrays))
+    members.arrays = arrays   # keep the arrays: the caller's list may change
+    i = 0
+    for x in arrays:
+        members.add(x, out is None, i)
+        i += 1
+    if out is not None:
+        out = list_of(out, "out")
+        members.kept.append(out)
+        if len(out) != len(arrays):
+            raise ValueError(f"out has {len(out)} arrays for {len(arrays)}; give as many")
         for i in range(members.count):
-            member = &members.member[i]
-            if member.dtype != c.dtype:
-                continue
-            if member.count > limit:
-                self.reduce_at(c, members, i, member.x, member.out, member.count)
-            elif count + member.count <= most:
-                count += member.count
-            else:
-                self.reduce_bunch(c, members, first, i, limit, count)
-                first, count = i, member.count
-        if count > 0:
-            self.reduce_bunch(c, members, first, members.count, limit, count)
-        return 0
+            members.add_out(out[i], i)
+    found = mixed(members.places ^ members.signature)
+    if comm.disjoint_places != found:   # else the same arrays were already found to be disjoint
+        members.check_disjoint()
+        comm.disjoint_places = found
+    return members
 
-    # Reduce the members from `first` to before `last` that have the call's dtype and at most `limit` elements.
-    cdef int reduce_bunch(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
-                          size_t count) except -1:
-        cdef unsigned char *buffer
-        cdef Member *begin = NULL
-        if are_consecutive(c, members.member, first, last, limit, &begin):
-            return self.reduce_at(c, members, begin - members.member, begin.x, begin.out, count)
-        first = begin - members.member
-        if self.works is not None:
-            return self.reduce_bunch_later(c, members, first, last, limit, count)
-        buffer = self.room(count * c.itemsize)
-        with nogil:
-            move(c, members.member, first, last, limit, buffer, True)
-        self.reduce_at(c, members, first, buffer, buffer, count)
-        with nogil:
-            move(c, members.member, first, last, limit, buffer, False)
-        return 0
 
-    # Reduce `count` elements at x. first: number of the member at x, or of the first member packed there.
-    cdef int reduce_at(self, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
-                       size_t count) except -1:
-        c.x, c.out, c.count = x, out, count
-        c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
-        c.x_block = c.out_block = 0
-        self.find_shared(c)
-        if self.default_wire != SR_WIRE_NATIVE and count > 0:
-            c.wire, c.residual = SR_WIRE_NATIVE, NULL
-            members.kept.append(self.describe_wire(c, members.arrays[first], members.member[first].x, None))
-        c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
-        choose_algorithm(&self.engine.g, c)
-        if self.works is not None:
-            return self.reduce_later(c, members)
-        return self.drive(c)
+# Describe a call except its addresses and lengths.
+cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object op, object timeout,
+                               object priority) except -1:
+    memset(c, 0, sizeof(Call))
+    c.kind = ALL_REDUCE
+    c.named = ALL_REDUCE_MANY
+    c.dtype = dtype
+    c.itemsize = state.DTYPE_NBYTES[dtype]
+    c.timeout_ns = timeout_ns_of(comm.default_timeout_ns, timeout)
+    c.priority = priority_code(priority)
+    return comm.describe_reduction(c, op, "auto")
 
-    cdef int reduce_later(self, Call *c, object kept) except -1:
-        cdef Work work = self.new_work()
-        self.prepare_staging(c)
-        work.task.call = c[0]
-        work.kept = kept
-        self.works.append(work)
-        return 0
 
-    # As reduce_bunch, in the background: use a buffer of its own, which is packed when the bunch runs.
-    cdef int reduce_bunch_later(self, Call *c, _Members members, size_t first, size_t last, size_t limit,
-                                size_t count) except -1:
-        cdef _Bunch bunch = _Bunch()
-        cdef Work work
-        bunch.members = members
-        bunch.room = np.empty(count * c.itemsize, np.uint8)
-        bunch.bunch.member = members.member
-        bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
-        bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
-        self.reduce_at(c, members, first, bunch.bunch.buffer, bunch.bunch.buffer, count)
-        work = self.works[len(self.works) - 1]
-        work.kept = bunch
-        work.task.bunch = &bunch.bunch
-        work.task.before, work.task.after = pack_bunch, unpack_bunch
-        return 0
+# Reduce all arrays of one dtype, in order: small ones in bunches, each large one by itself.
+cdef int reduce_all_of_dtype(FusedCollectives comm, Call *c, _Members members, size_t fuse_nbytes) except -1:
+    cdef size_t i, count = 0, first = 0
+    cdef size_t limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
+    cdef size_t most = BUNCH_NBYTES // c.itemsize
+    cdef Member *member
+    for i in range(members.count):
+        member = &members.member[i]
+        if member.dtype != c.dtype:
+            continue
+        if member.count > limit:
+            reduce_at(comm, c, members, i, member.x, member.out, member.count)
+        elif count + member.count <= most:
+            count += member.count
+        else:
+            reduce_bunch(comm, c, members, first, i, limit, count)
+            first, count = i, member.count
+    if count > 0:
+        reduce_bunch(comm, c, members, first, members.count, limit, count)
+    return 0
 
-    cdef unsigned char *room(self, size_t nbytes) except NULL:
-        cdef uintptr_t begin
-        if self.fused_buffer is None or cnp.PyArray_SIZE(self.fused_buffer) < <Py_ssize_t> nbytes + SR_CACHE_LINE:
-            self.fused_buffer = np.empty(nbytes + SR_CACHE_LINE, np.uint8)
-        begin = <uintptr_t> cnp.PyArray_DATA(<cnp.ndarray> self.fused_buffer) + SR_CACHE_LINE - 1
-        return <unsigned char *> (begin & ~<uintptr_t> (SR_CACHE_LINE - 1))
+
+# Reduce the members from `first` to before `last` that have the call's dtype and at most `limit` elements.
+cdef int reduce_bunch(FusedCollectives comm, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                      size_t count) except -1:
+    cdef unsigned char *buffer
+    cdef Member *begin = NULL
+    if are_consecutive(c, members.member, first, last, limit, &begin):
+        return reduce_at(comm, c, members, begin - members.member, begin.x, begin.out, count)
+    first = begin - members.member
+    if members.works is not None:
+        return reduce_bunch_later(comm, c, members, first, last, limit, count)
+    buffer = room(comm, count * c.itemsize)
+    with nogil:
+        move(c, members.member, first, last, limit, buffer, True)
+    reduce_at(comm, c, members, first, buffer, buffer, count)
+    with nogil:
+        move(c, members.member, first, last, limit, buffer, False)
+    return 0
+
+
+# Reduce `count` elements at x. first: number of the member at x, or of the first member packed there.
+cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
+                   size_t count) except -1:
+    c.x, c.out, c.count = x, out, count
+    c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
+    c.x_block = c.out_block = 0
+    comm.find_shared(c)
+    if comm.default_wire != SR_WIRE_NATIVE and count > 0:
+        c.wire, c.residual = SR_WIRE_NATIVE, NULL
+        members.kept.append(comm.describe_wire(c, members.arrays[first], members.member[first].x, None))
+    c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
+    choose_algorithm(&comm.engine.g, c)
+    if members.works is not None:
+        return reduce_later(comm, c, members)
+    return comm.drive(c)
+
+
+cdef int reduce_later(FusedCollectives comm, Call *c, _Members members) except -1:
+    cdef Work work = comm.new_work()
+    comm.prepare_staging(c)
+    work.task.call = c[0]
+    work.kept = members
+    members.works.append(work)
+    return 0
+
+
+# As reduce_bunch, in the background: use a buffer of its own, which is packed when the bunch runs.
+cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, size_t first, size_t last, size_t limit,
+                            size_t count) except -1:
+    cdef _Bunch bunch = _Bunch()
+    cdef Work work
+    bunch.members = members
+    bunch.room = np.empty(count * c.itemsize, np.uint8)
+    bunch.bunch.member = members.member
+    bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
+    bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
+    reduce_at(comm, c, members, first, bunch.bunch.buffer, bunch.bunch.buffer, count)
+    work = members.works[len(members.works) - 1]
+    work.kept = bunch
+    work.task.bunch = &bunch.bunch
+    work.task.before, work.task.after = pack_bunch, unpack_bunch
+    return 0
+
+
+cdef unsigned char *room(FusedCollectives comm, size_t nbytes) except NULL:
+    cdef uintptr_t begin
+    if comm.fused_buffer is None or cnp.PyArray_SIZE(comm.fused_buffer) < <Py_ssize_t> nbytes + SR_CACHE_LINE:
+        comm.fused_buffer = np.empty(nbytes + SR_CACHE_LINE, np.uint8)
+    begin = <uintptr_t> cnp.PyArray_DATA(<cnp.ndarray> comm.fused_buffer) + SR_CACHE_LINE - 1
+    return <unsigned char *> (begin & ~<uintptr_t> (SR_CACHE_LINE - 1))
 
 
 # ---- a bunch -------------------------------------------------------------------------------------------------
@@ -389,8 +416,18 @@ cdef void move(Call *c, Member *member, size_t first, size_t last, size_t limit,
             buffer += nbytes
 
 
+# Arrays that are packed in a buffer and reduced in the background.
+cdef struct Bunch:
+    Member *member
+    size_t first, last, limit
+    unsigned char *buffer
+
+
 cdef class _Bunch:
     """A bunch that is reduced in the background, and the objects that must stay alive until then."""
+
+    cdef Bunch bunch
+    cdef object members, room
 
 
 cdef void pack_bunch(Task *t) noexcept nogil:

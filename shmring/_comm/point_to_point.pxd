@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from .._arrays.operands cimport Operand
 from .._p2p.messages cimport Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage
+from .fused cimport FusedCollectives
 
 
 cdef class Status:
@@ -23,7 +24,9 @@ cdef struct Envelope:
     size_t nbytes
 
 
-cdef class Messages(Endpoint):
+cdef class Messages(FusedCollectives):
+    cdef Endpoint endpoint
+
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
                                  object tag, object context, str what)
     cdef int describe_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
@@ -46,10 +49,12 @@ cdef class Messages(Endpoint):
 
 cdef class Transfer(PendingMessage):
     cdef Messages comm
+    cdef Endpoint endpoint
 
 
 cdef class ProbedMessage:
     cdef Messages comm
+    cdef Endpoint endpoint
     cdef Message probe
 
     cdef int check_unreceived(self) except -1

@@ -16,6 +16,7 @@ from .._core.timeouts cimport timeout_ns_of, wait_ns_of
 from .._p2p.matching cimport withdraw
 from .._p2p.messages cimport ANY, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
+from .fused cimport FusedCollectives
 from .objects cimport bytes_room, pack, unpack
 
 from . import awaitable
@@ -164,7 +165,7 @@ cdef void describe_bytes(Message *message, bint is_send, const void *data, size_
 
 # ---- sending and receiving ---------------------------------------------------------------------------------------
 
-cdef class Messages(Endpoint):
+cdef class Messages(FusedCollectives):
     """Point-to-point messages of a communicator. Messages of one tag between two ranks are received in sending order.
 
     These calls never wait for a collective. One thread at a time may make them, while another one calls collectives.
@@ -173,6 +174,9 @@ cdef class Messages(Endpoint):
     ANY_TAG. Programs use 0. A library that sends messages on a communicator of the program uses 1, so that wildcards
     of the program do not receive them.
     """
+
+    def __cinit__(self, *_, **__):
+        self.endpoint = Endpoint()
 
     def send(self, x, dest, tag=0, *, matched=False, context=0, timeout=None):
         """Send x to rank `dest`. Return when x may be changed: it is then received, or in the ring to `dest`.
@@ -212,15 +216,15 @@ cdef class Messages(Endpoint):
         cdef Message message
         cdef Operand operand
         operand.held = False
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             _kept = self.describe_message(&message, &operand, x, True, dest, tag, context, "x")
             message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
-            self.end_messaging()
+            self.endpoint.end()
 
     def recv(self, x, source=ANY_SOURCE, tag=ANY_TAG, *, context=0, timeout=None):
         """Receive a message into x and return its `Status`: `.source`, `.tag`, `.count` (elements), `.nbytes`.
@@ -255,14 +259,14 @@ cdef class Messages(Endpoint):
         cdef Message message
         cdef Operand operand
         operand.held = False
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             _kept = self.describe_message(&message, &operand, x, False, source, tag, context, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
-            self.end_messaging()
+            self.endpoint.end()
         return self.result_of_received(&message)
 
     def sendrecv(self, x, dest, out, source=ANY_SOURCE, sendtag=0, recvtag=ANY_TAG, *, context=0, timeout=None):
@@ -304,25 +308,25 @@ cdef class Messages(Endpoint):
         cdef Message sent, received
         cdef Operand a, b
         a.held = b.held = False
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, context, "x")
             _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, context, "out")
             if sent.data < received.data + received.nbytes and received.data < sent.data + sent.nbytes:
                 raise ValueError("out and x have memory in common; receive into another array")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post(&received)
+            self.endpoint.post(&received)
             try:
-                self.post_and_wait(&sent, timeout_ns)
-                self.wait_complete(&received, timeout_ns, True)
+                self.endpoint.post_and_wait(&sent, timeout_ns)
+                self.endpoint.wait_complete(&received, timeout_ns, True)
             except BaseException as error:
-                self.abandon(&sent, error)   # it may be complete; the communicator then ends
-                self.abandon(&received, error)
+                self.endpoint.abandon(&sent, error)   # it may be complete; the communicator then ends
+                self.endpoint.abandon(&received, error)
                 raise
         finally:
             release(&a)
             release(&b)
-            self.end_messaging()
+            self.endpoint.end()
         return self.result_of_received(&received)
 
     def isend(self, x, dest, tag=0, *, matched=False, context=0):
@@ -413,13 +417,13 @@ cdef class Messages(Endpoint):
         48
         """
         cdef Message message
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             self.set_pattern(&message, source, tag, context)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return status_of(&message)
 
     def iprobe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0):
@@ -446,12 +450,12 @@ cdef class Messages(Endpoint):
         None
         """
         cdef Message message
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             self.set_pattern(&message, source, tag, context)
-            is_there = self.probe_once(&message)
+            is_there = self.endpoint.probe_once(&message)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return status_of(&message) if is_there else None
 
     def mprobe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0, timeout=None):
@@ -488,14 +492,14 @@ cdef class Messages(Endpoint):
         6
         """
         cdef ProbedMessage taken = self.new_probe()
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             self.set_pattern(&taken.probe, source, tag, context)
             taken.probe.takes = True
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_wait(&taken.probe, timeout_ns)
+            self.endpoint.post_and_wait(&taken.probe, timeout_ns)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return taken
 
     def improbe(self, source=ANY_SOURCE, tag=ANY_TAG, *, context=0):
@@ -522,13 +526,13 @@ cdef class Messages(Endpoint):
         None
         """
         cdef ProbedMessage taken = self.new_probe()
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             self.set_pattern(&taken.probe, source, tag, context)
             taken.probe.takes = True
-            is_there = self.probe_once(&taken.probe)
+            is_there = self.endpoint.probe_once(&taken.probe)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return taken if is_there else None
 
     def send_object(self, item, dest, tag=0, *, matched=False, context=0, timeout=None):
@@ -558,15 +562,15 @@ cdef class Messages(Endpoint):
         cdef Operand operand
         operand.held = False
         frame = pack(item)
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             self.describe_frame(&message, &operand, frame, True, dest, tag, context)
             message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            self.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
-            self.end_messaging()
+            self.endpoint.end()
 
     def recv_object(self, source=ANY_SOURCE, tag=ANY_TAG, *, with_status=False, context=0, timeout=None):
         """Receive an object that was sent by `send_object`, and return a copy of it.
@@ -601,20 +605,20 @@ cdef class Messages(Endpoint):
         cdef char[SMALL_OBJECT_NBYTES] room
         operand.held = False
         frame = None
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             self.set_pattern(&message, source, tag, context)
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             # A small pickle comes at once. For others this is a probe, which gives their length.
             message.is_probe, message.probes_others = False, True
             message.kind, message.data, message.nbytes = PICKLE, <unsigned char *> room, sizeof(room)
-            self.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
             if message.is_probe:
                 frame = self.describe_object(&message, &operand, &message)
-                self.post_and_wait(&message, timeout_ns)
+                self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
-            self.end_messaging()
+            self.endpoint.end()
         return self.unpack_received(frame, &message, with_status)
 
     # -- from arguments to messages --
@@ -691,34 +695,34 @@ cdef class Messages(Endpoint):
 
     cdef ProbedMessage new_probe(self):
         cdef ProbedMessage taken = ProbedMessage.__new__(ProbedMessage)
-        taken.comm = self
+        taken.comm, taken.endpoint = self, self.endpoint
         return taken
 
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context,
                                bint wants_receipt, UnexpectedMessage *taken):
         cdef Transfer transfer = Transfer.__new__(Transfer)
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
-            transfer.comm = self
+            transfer.comm, transfer.endpoint = self, self.endpoint
             kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, context, "x")
             transfer.message.wants_receipt = wants_receipt
             transfer.message.taken = taken
             transfer.kept = x, kept, storage_of(x)
             transfer.message.owner = <void *> transfer
-            if not self.is_enlisted:
-                self.enlist()
-            self.transfers.add(transfer)
-            self.matching.npending += 1
+            if not self.endpoint.is_enlisted:
+                self.endpoint.enlist()
+            self.endpoint.transfers.add(transfer)
+            self.endpoint.matching.npending += 1
             try:
-                self.post(&transfer.message)
+                self.endpoint.post(&transfer.message)
             except BaseException:   # before it is posted
-                self.transfers.discard(transfer)
-                self.matching.npending -= 1
+                self.endpoint.transfers.discard(transfer)
+                self.endpoint.matching.npending -= 1
                 raise
             with nogil:
-                self.advance_quietly()   # an error is raised by the call that waits for the transfer
+                self.endpoint.advance_quietly()   # an error is raised by the call that waits for the transfer
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return transfer
 
     # -- bytes, for callers in Cython that have checked ranks and tags, and keep the memory --
@@ -726,40 +730,40 @@ cdef class Messages(Endpoint):
     # As send, for items of uint8.
     cdef int send_bytes(self, const void *data, size_t nbytes, int dest, int64_t tag) except -1:
         cdef Message message
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             describe_bytes(&message, True, data, nbytes, dest, tag)
-            self.post_and_wait(&message, self.default_timeout_ns)
+            self.endpoint.post_and_wait(&message, self.default_timeout_ns)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return 0
 
     # As recv, for items of uint8.
     cdef int recv_bytes(self, void *data, size_t nbytes, int source, int64_t tag, Envelope *envelope) except -1:
         cdef Message message
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             describe_bytes(&message, False, data, nbytes, source, tag)
-            self.post_and_wait(&message, self.default_timeout_ns)
+            self.endpoint.post_and_wait(&message, self.default_timeout_ns)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         return self.set_envelope_of(&message, envelope)
 
     # As recv_bytes, into new bytes of the message's length.
     cdef bytes recv_new_bytes(self, int source, int64_t tag, Envelope *envelope):
         cdef Message message
         cdef bytes data
-        self.begin_messaging()
+        self.endpoint.begin()
         try:
             describe_bytes(&message, False, NULL, 0, source, tag)
             message.is_probe = True
-            self.post_and_wait(&message, self.default_timeout_ns)
+            self.endpoint.post_and_wait(&message, self.default_timeout_ns)
             data = PyBytes_FromStringAndSize(NULL, message.came_nbytes)   # without memory, the message stays
             describe_bytes(&message, False, PyBytes_AS_STRING(data), message.came_nbytes, message.source,
                            message.came_tag)
-            self.post_and_wait(&message, self.default_timeout_ns)
+            self.endpoint.post_and_wait(&message, self.default_timeout_ns)
         finally:
-            self.end_messaging()
+            self.endpoint.end()
         self.set_envelope_of(&message, envelope)
         return data
 
@@ -820,11 +824,11 @@ cdef class Transfer(PendingMessage):
             timeout.
         """
         if not self.is_over:
-            self.comm.begin_messaging()
+            self.endpoint.begin()
             try:
-                is_complete = self.comm.poll_message(&self.message, True)
+                is_complete = self.endpoint.poll_message(&self.message, True)
             finally:
-                self.comm.end_messaging()
+                self.endpoint.end()
             return is_complete
         return True
 
@@ -853,11 +857,11 @@ cdef class Transfer(PendingMessage):
         """
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns if timeout is None else wait_ns_of(timeout)
         if not self.is_over:
-            self.comm.begin_messaging()
+            self.endpoint.begin()
             try:
-                self.comm.wait_complete(&self.message, timeout_ns, timeout is None)
+                self.endpoint.wait_complete(&self.message, timeout_ns, timeout is None)
             finally:
-                self.comm.end_messaging()
+                self.endpoint.end()
         return self.comm.result_of(&self.message)
 
     def result(self, timeout=None):
@@ -898,18 +902,18 @@ cdef class Transfer(PendingMessage):
         cdef bint is_withdrawn
         if self.is_over:
             return self.message.state == WITHDRAWN
-        self.comm.begin_messaging()
+        self.endpoint.begin()
         try:
             is_withdrawn = not self.message.is_send and self.message.state == POSTED
             if is_withdrawn:
-                withdraw(&self.comm.matching, &self.message)
+                withdraw(&self.endpoint.matching, &self.message)
                 self.message.state = WITHDRAWN
-                self.comm.matching.npending -= 1
+                self.endpoint.matching.npending -= 1
         finally:
-            self.comm.end_messaging()
+            self.endpoint.end()
         if is_withdrawn:
             self.release_arrays()
-            self.comm.transfers.discard(self)
+            self.endpoint.transfers.discard(self)
         return is_withdrawn
 
     def _wait_no_longer(self, waited_s):
@@ -933,7 +937,7 @@ cdef class Transfer(PendingMessage):
         """Raise if the peer has ended or the timeout has passed. Advancing a transfer does not check it; a wait does.
         """
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns
-        cdef int culprit = self.comm.own_rank if self.message.peer == ANY else self.message.peer
+        cdef int culprit = self.endpoint.matching.rank if self.message.peer == ANY else self.message.peer
         try:
             self.wait(1e-9)   # checks the peers once
         except Error:
@@ -941,7 +945,7 @@ cdef class Transfer(PendingMessage):
         except TimeoutError:
             pass
         if not self.is_over and waited_s * 1e9 >= timeout_ns:
-            self.comm.raise_for(LATE, &self.message, culprit, timeout_ns, True)
+            self.endpoint.raise_for(LATE, &self.message, culprit, timeout_ns, True)
 
     def __repr__(self):
         progress = "not complete"
@@ -953,7 +957,7 @@ cdef class Transfer(PendingMessage):
 # ---- messages that a matched probe took ---------------------------------------------------------------------------
 
 @cython.final
-@cython.no_gc_clear   # __dealloc__ needs the communicator
+@cython.no_gc_clear   # __dealloc__ needs the endpoint
 cdef class ProbedMessage:
     """A message that `mprobe` or `improbe` has taken. Only the methods of this object can receive it.
 
@@ -967,7 +971,7 @@ cdef class ProbedMessage:
 
     def __dealloc__(self):
         if self.probe.taken != NULL:
-            self.comm.drop(self.probe.taken)
+            self.endpoint.drop(self.probe.taken)
 
     @property
     def status(self):
@@ -1000,16 +1004,16 @@ cdef class ProbedMessage:
         cdef Operand operand
         operand.held = False
         self.check_unreceived()
-        self.comm.begin_messaging()
+        self.endpoint.begin()
         try:
             _kept = self.comm.describe_message(&message, &operand, x, False, self.probe.source, self.probe.came_tag,
                                                self.probe.context, "x")
             message.taken = self.probe.taken
             timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
-            self.comm.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
-            self.comm.end_messaging()
+            self.endpoint.end()
         return self.comm.result_of_received(&message)
 
     def irecv(self, x):
@@ -1058,15 +1062,15 @@ cdef class ProbedMessage:
         cdef Operand operand
         operand.held = False
         self.check_unreceived()
-        self.comm.begin_messaging()
+        self.endpoint.begin()
         try:
             frame = self.comm.describe_object(&message, &operand, &self.probe)
             message.taken = self.probe.taken
             timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
-            self.comm.post_and_wait(&message, timeout_ns)
+            self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
-            self.comm.end_messaging()
+            self.endpoint.end()
         return self.comm.unpack_received(frame, &message, False)
 
     cdef int check_unreceived(self) except -1:

@@ -5,7 +5,8 @@ from typing import Any, Literal, SupportsIndex, TypeVar, overload
 
 from numpy.typing import NDArray
 
-from .collectives import Collectives, Work, _Array, _Out, _Scalar
+from .collectives import Collectives, _Array, _Out, _Scalar
+from .work import Work
 
 _Outs = TypeVar("_Outs", bound=Sequence[_Array])
 

@@ -21,13 +21,35 @@ from .._engine.engine cimport Engine
 from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
 from .._internode.data_movement cimport choose_algorithm
-from .collectives cimport Collectives, Work, signature_of
+from .collectives cimport Collectives, signature_of
+from .work cimport Work
 
 import numpy as np
 
 from .._arrays import shapes
 
 cnp.import_array()
+
+
+cdef enum:
+    ANNOUNCED_NBYTES = 40       # pieces up to this size are sent with their count; both fill the payload of a call line
+
+
+cdef struct _Place:
+    uint64_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
+    uint64_t offset             # in the giver's part of a shared block; for SR_PRIVATE its address in the giver
+    uint32_t zero_copy_nbytes   # the giver prefers not to stage if the largest piece has at least this size
+
+
+cdef union _What:
+    _Place place
+    unsigned char[ANNOUNCED_NBYTES] data   # the whole piece if it fits
+
+
+# Announcement of one piece, before it is moved.
+cdef struct Announced:
+    uint64_t nrows
+    _What what
 
 
 cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of announced sizes within 64 bits
@@ -37,6 +59,16 @@ cdef size_t MOST_NBYTES = <size_t> 1 << 48   # of one piece: keeps sums of annou
 
 cdef class _Parts:
     """The pieces that this rank gives to and takes from each of `size` ranks, and all ranks' announcements of them."""
+
+    cdef int size, npieces, nheld
+    cdef Operand *held
+    cdef Piece *given
+    cdef Piece *taken
+    cdef Announced *own
+    cdef Announced *announced
+    cdef size_t row_nbytes
+    cdef cnp.ndarray like       # has the dtype and shape[1:] of all arrays of the call
+    cdef list kept
 
     def __cinit__(self, int size, int npieces):
         self.size = size
@@ -124,7 +156,7 @@ cdef class VectorCollectives(Collectives):
         >>> comm.all_gather_v(np.arange(comm.rank + 1))
         [array([0]), array([0, 1])]
         """
-        return self.run_vector(ALL_GATHER_V, x, 0, out, None, async_op, timeout)
+        return run_vector(self, ALL_GATHER_V, x, 0, out, None, async_op, timeout)
 
     def gather_v(self, x, root=0, *, out=None, async_op=False, timeout=None):
         """Return a list, by rank, of every rank's x on the root; return None on the other ranks.
@@ -155,7 +187,7 @@ cdef class VectorCollectives(Collectives):
         >>> comm.gather_v(np.arange(comm.rank + 1))  # None on rank 1
         [array([0]), array([0, 1])]
         """
-        return self.run_vector(GATHER_V, x, root, out, None, async_op, timeout)
+        return run_vector(self, GATHER_V, x, root, out, None, async_op, timeout)
 
     def scatter_v(self, xs=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Return the root's xs[rank].
@@ -191,7 +223,7 @@ cdef class VectorCollectives(Collectives):
         >>> comm.scatter_v(xs, like=np.empty(0, int))  # rank 1 gets [0]
         array([0, 1, 2])
         """
-        return self.run_vector(SCATTER_V, xs, root, out, like, async_op, timeout)
+        return run_vector(self, SCATTER_V, xs, root, out, like, async_op, timeout)
 
     def all_to_all_v(self, xs, *, out=None, async_op=False, timeout=None):
         """Send xs[j] to rank j, and return a list whose array i comes from rank i.
@@ -221,281 +253,295 @@ cdef class VectorCollectives(Collectives):
         >>> comm.all_to_all_v([np.full(1, comm.rank), np.full(2, comm.rank)])  # rank 1 gets two arrays of 2
         [array([0]), array([1])]
         """
-        return self.run_vector(ALL_TO_ALL_V, xs, 0, out, None, async_op, timeout)
+        return run_vector(self, ALL_TO_ALL_V, xs, 0, out, None, async_op, timeout)
 
-    # -- from arguments to the two calls --
 
-    cdef object run_vector(self, int kind, object x, object root, object out, object like, object async_op,
-                           object timeout):
-        cdef Call c, counts
-        cdef _Parts parts
-        cdef bint has_entered
-        memset(&c, 0, sizeof(c))
-        c.named = kind
-        try:
-            c.kind = equal_kind(kind)
-            c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-            c.root = self.root_number(root)
-            parts = _Parts(self.nranks, self.nranks if is_split(&c) else 1)
-            self.describe_given(&c, parts, x, out if has_result(&c, self.own_rank) else None, like)
-            if async_op:
-                parts.kept.append(storage_of(list(parts.kept)))
-        except Exception:
-            self.engine.refuse(kind)
-            raise
-        self.describe_counts(&counts, &c, parts)
-        has_entered = self.engine.enter_call_once()
-        try:
-            if async_op:
-                return self.issue_vector(&counts, &c, parts, out)
-            return self.run_both(kind, &counts, &c, parts, out)
-        except BaseException as error:
-            if has_entered:
-                self.engine.end_steps(error)
-            raise
-        finally:
-            if has_entered:
-                self.engine.leave_call()
+# ---- from arguments to the two calls ---------------------------------------------------------------------------
 
-    cdef object run_both(self, int kind, Call *counts, Call *c, _Parts parts, object out):
-        self.drive(counts)
-        self.check_counts(c, parts)
-        try:
-            result = self.describe_taken(c, parts, out)
-        except Exception:
-            self.engine.refuse(kind)
-            raise
-        if c.nbytes <= ANNOUNCED_NBYTES:
-            take_announced(c, parts, self.own_rank)
-        else:
-            if not self.staging_ready:
-                self.allocate_staging()
-            self.drive(c)
-        return result
+cdef object run_vector(Collectives comm, int kind, object x, object root, object out, object like, object async_op,
+                       object timeout):
+    cdef Call c, counts
+    cdef _Parts parts
+    cdef bint has_entered
+    memset(&c, 0, sizeof(c))
+    c.named = kind
+    try:
+        c.kind = equal_kind(kind)
+        c.timeout_ns = timeout_ns_of(comm.default_timeout_ns, timeout)
+        c.root = comm.root_number(root)
+        parts = _Parts(comm.nranks, comm.nranks if is_split(&c) else 1)
+        describe_given(comm, &c, parts, x, out if has_result(&c, comm.own_rank) else None, like)
+        if async_op:
+            parts.kept.append(storage_of(list(parts.kept)))
+    except Exception:
+        comm.engine.refuse(kind)
+        raise
+    describe_counts(comm, &counts, &c, parts)
+    has_entered = comm.engine.enter_call_once()
+    try:
+        if async_op:
+            return issue_vector(comm, &counts, &c, parts, out)
+        return run_both(comm, kind, &counts, &c, parts, out)
+    except BaseException as error:
+        if has_entered:
+            comm.engine.end_steps(error)
+        raise
+    finally:
+        if has_entered:
+            comm.engine.leave_call()
 
-    # Issue both calls. The second call is described when the first call is finished.
-    cdef object issue_vector(self, Call *counts, Call *c, _Parts parts, object out):
-        cdef Work first = self.new_work()
-        cdef _VectorWork second = _VectorWork.__new__(_VectorWork)
-        if not self.staging_ready:
-            self.allocate_staging()
-        first.task.call = counts[0]
-        first.kept = parts
-        second.communicator = second.comm = self
-        second.engine = self.engine
-        second.task.call = c[0]
-        sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
-        second.parts = parts
-        second.out = out
-        self.engine.issue(first)
-        self.engine.issue(second)
-        return second
 
-    # Describe everything that does not depend on the other ranks' counts.
-    cdef int describe_given(self, Call *c, _Parts parts, object x, object out, object like) except -1:
-        cdef int taker = 0, size = parts.size
-        if not is_split(c):
-            self.give(c, parts, x, "x", -1, 0, size)
-        elif c.kind == ALL_TO_ALL or self.own_rank == c.root:
-            x = shapes.list_for(x, size, "xs")
-            parts.kept.append(x)   # keep the array: the caller's list may change
-            for array in x:
-                self.give(c, parts, array, "xs", taker, taker, taker + 1)
-                taker += 1
-        elif out is None and like is None:
-            raise TypeError("a rank that is not the root must pass None and either out= or like=, "
-                            "an array of the dtype and shape[1:] that it gets")
-        else:
-            what = "out" if like is None else "like"
-            parts.like = as_array(out if like is None else like, what, -1)
-            self.take_after(c, parts, parts.hold(parts.room(0), False, what, -1))
-        if out is not None:
-            self.describe_out(c, parts, out)
-        self.announce(c, parts, out is not None)
-        c.given, c.taken = parts.given, parts.taken
-        c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
-        return 0
+cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts parts, object out):
+    comm.drive(counts)
+    check_counts(comm, c, parts)
+    try:
+        result = describe_taken(comm, c, parts, out)
+    except Exception:
+        comm.engine.refuse(kind)
+        raise
+    if c.nbytes <= ANNOUNCED_NBYTES:
+        take_announced(c, parts, comm.own_rank)
+    else:
+        if not comm.staging_ready:
+            comm.allocate_staging()
+        comm.drive(c)
+    return result
 
-    # Describe the array that goes to the ranks from `first` to before `last`.
-    cdef int give(self, Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
-        cdef Operand *operand = parts.hold(x, False, what, index)
-        cdef cnp.ndarray array = as_array(x, what, index)
-        cdef int taker
-        if parts.like is None:
-            parts.like = array
-            self.take_after(c, parts, operand)
-        elif not has_items_of(c, operand):
-            raise ValueError(f"{name_in(what, index)} is {dtype_name(operand)}, {what}[0] is {parts.like.dtype}; all "
-                             "must have one dtype")
-        elif not have_like_rows(array, parts.like):
-            raise ValueError(f"{name_in(what, index)} has shape {np.shape(array)}, {what}[0] has "
-                             f"{np.shape(parts.like)}; only the first dimension may differ")
-        parts.own[first].nrows = cnp.PyArray_DIM(array, 0)
-        for taker in range(first, last):
-            parts.given[taker].data = operand.data
-            parts.given[taker].nbytes = operand.count * operand.itemsize
-        return 0
 
-    # Set the dtype and shape[1:] that all arrays of the call share: those of the operand and of parts.like.
-    cdef int take_after(self, Call *c, _Parts parts, Operand *operand) except -1:
-        cdef int axis
-        describe_items_of(c, operand)
-        parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)
-        for axis in range(1, cnp.PyArray_NDIM(parts.like)):
-            parts.row_nbytes *= cnp.PyArray_DIM(parts.like, axis)
-        c.count = parts.row_nbytes // c.itemsize
-        return 0
+# Issue both calls. The second call is described when the first call is finished.
+cdef object issue_vector(Collectives comm, Call *counts, Call *c, _Parts parts, object out):
+    cdef Work first = comm.new_work()
+    cdef _VectorWork second = _VectorWork.__new__(_VectorWork)
+    if not comm.staging_ready:
+        comm.allocate_staging()
+    first.task.call = counts[0]
+    first.kept = parts
+    second.communicator = second.comm = comm
+    second.engine = comm.engine
+    second.task.call = c[0]
+    sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
+    second.parts = parts
+    second.out = out
+    comm.engine.issue(first)
+    comm.engine.issue(second)
+    return second
 
-    cdef int describe_out(self, Call *c, _Parts parts, object out) except -1:
-        cdef Operand *operand
-        cdef int giver = c.root if c.kind == SCATTER else 0
-        arrays = [out] if c.kind == SCATTER else shapes.list_for(out, parts.size, "out")
-        parts.kept.append(arrays)
-        for array in arrays:
-            index = -1 if c.kind == SCATTER else giver
-            operand = parts.hold(array, True, "out", index)
-            if not has_items_of(c, operand):
-                raise ValueError(f"{name_in('out', index)} is {dtype_name(operand)}, but the arrays of the call "
-                                 f"are {parts.like.dtype}")
-            parts.taken[giver].data = operand.data
-            parts.taken[giver].nbytes = operand.count * operand.itemsize
-            giver += 1
-        return 0
 
-    # Announce the contents of the pieces or, if they are too long, their addresses.
-    cdef int announce(self, Call *c, _Parts parts, bint has_out) except -1:
-        cdef Group *g = &self.engine.g
-        cdef bint in_place = has_out and is_in_place(c, parts, self.own_rank)
-        cdef Announced *announced
-        cdef Piece *piece
-        cdef int i
-        for i in range(parts.npieces):
-            announced = &parts.own[i]
-            piece = &parts.given[i]
-            if piece.nbytes == 0:
-                continue
-            if piece.nbytes <= ANNOUNCED_NBYTES:
-                memcpy(announced.what.data, piece.data, piece.nbytes)
-            elif not in_place and g.inter == NULL:
-                announce_place(self.engine, c, &announced.what.place, piece)
-        return 0
+# Describe everything that does not depend on the other ranks' counts.
+cdef int describe_given(Collectives comm, Call *c, _Parts parts, object x, object out, object like) except -1:
+    cdef int taker = 0, size = parts.size
+    if not is_split(c):
+        give(c, parts, x, "x", -1, 0, size)
+    elif c.kind == ALL_TO_ALL or comm.own_rank == c.root:
+        x = shapes.list_for(x, size, "xs")
+        parts.kept.append(x)   # keep the array: the caller's list may change
+        for array in x:
+            give(c, parts, array, "xs", taker, taker, taker + 1)
+            taker += 1
+    elif out is None and like is None:
+        raise TypeError("a rank that is not the root must pass None and either out= or like=, "
+                        "an array of the dtype and shape[1:] that it gets")
+    else:
+        what = "out" if like is None else "like"
+        parts.like = as_array(out if like is None else like, what, -1)
+        take_after(c, parts, parts.hold(parts.room(0), False, what, -1))
+    if out is not None:
+        describe_out(c, parts, out)
+    announce(comm, c, parts, out is not None)
+    c.given, c.taken = parts.given, parts.taken
+    c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
+    return 0
 
-    # Describe the first call, which exchanges the announcements.
-    cdef int describe_counts(self, Call *counts, Call *c, _Parts parts) except -1:
-        counts[0] = c[0]
-        counts.kind = ALL_GATHER
-        counts.given = counts.taken = NULL
-        counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Announced)
-        counts.out_nbytes = counts.nbytes * parts.size
-        counts.x = <unsigned char *> parts.own
-        counts.out = <unsigned char *> parts.announced
-        choose_algorithm(&self.engine.g, counts)
-        return 0
 
-    cdef int check_counts(self, Call *c, _Parts parts) except -1:
-        if self.read_counts(c, parts):
-            self.choose_place(c, parts)
-            if c.x_block == 0 or self.find_places(c, parts):
-                return 0
-        c.mismatch_seq = self.engine.g.seq
-        if self.engine.g.inter != NULL:
-            c.awaited.rank = remote(&self.engine.g, c.awaited.rank)
-        self.engine.raise_for_status(c, MISMATCHED)
-        return 0
+# Describe the array that goes to the ranks from `first` to before `last`.
+cdef int give(Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
+    cdef Operand *operand = parts.hold(x, False, what, index)
+    cdef cnp.ndarray array = as_array(x, what, index)
+    cdef int taker
+    if parts.like is None:
+        parts.like = array
+        take_after(c, parts, operand)
+    elif not has_items_of(c, operand):
+        raise ValueError(f"{name_in(what, index)} is {dtype_name(operand)}, {what}[0] is {parts.like.dtype}; all "
+                         "must have one dtype")
+    elif not have_like_rows(array, parts.like):
+        raise ValueError(f"{name_in(what, index)} has shape {np.shape(array)}, {what}[0] has "
+                         f"{np.shape(parts.like)}; only the first dimension may differ")
+    parts.own[first].nrows = cnp.PyArray_DIM(array, 0)
+    for taker in range(first, last):
+        parts.given[taker].data = operand.data
+        parts.given[taker].nbytes = operand.count * operand.itemsize
+    return 0
 
-    # Set c.nbytes to the size of the largest piece to move, which is the same on every rank. Return False if rank
-    # c.awaited.rank announced invalid data.
-    cdef bint read_counts(self, Call *c, _Parts parts) noexcept:
-        cdef Announced *announced
-        cdef int giver, taker
-        cdef size_t most = MOST_NBYTES // max(parts.row_nbytes, <size_t> 1)
-        c.nbytes = 0
-        for giver in range(parts.size):
+
+# Set the dtype and shape[1:] that all arrays of the call share: those of the operand and of parts.like.
+cdef int take_after(Call *c, _Parts parts, Operand *operand) except -1:
+    cdef int axis
+    describe_items_of(c, operand)
+    parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)
+    for axis in range(1, cnp.PyArray_NDIM(parts.like)):
+        parts.row_nbytes *= cnp.PyArray_DIM(parts.like, axis)
+    c.count = parts.row_nbytes // c.itemsize
+    return 0
+
+
+cdef int describe_out(Call *c, _Parts parts, object out) except -1:
+    cdef Operand *operand
+    cdef int giver = c.root if c.kind == SCATTER else 0
+    arrays = [out] if c.kind == SCATTER else shapes.list_for(out, parts.size, "out")
+    parts.kept.append(arrays)
+    for array in arrays:
+        index = -1 if c.kind == SCATTER else giver
+        operand = parts.hold(array, True, "out", index)
+        if not has_items_of(c, operand):
+            raise ValueError(f"{name_in('out', index)} is {dtype_name(operand)}, but the arrays of the call "
+                             f"are {parts.like.dtype}")
+        parts.taken[giver].data = operand.data
+        parts.taken[giver].nbytes = operand.count * operand.itemsize
+        giver += 1
+    return 0
+
+
+# Announce the contents of the pieces or, if they are too long, their addresses.
+cdef int announce(Collectives comm, Call *c, _Parts parts, bint has_out) except -1:
+    cdef Group *g = &comm.engine.g
+    cdef bint in_place = has_out and is_in_place(c, parts, comm.own_rank)
+    cdef Announced *announced
+    cdef Piece *piece
+    cdef int i
+    for i in range(parts.npieces):
+        announced = &parts.own[i]
+        piece = &parts.given[i]
+        if piece.nbytes == 0:
+            continue
+        if piece.nbytes <= ANNOUNCED_NBYTES:
+            memcpy(announced.what.data, piece.data, piece.nbytes)
+        elif not in_place and g.inter == NULL:
+            announce_place(comm.engine, c, &announced.what.place, piece)
+    return 0
+
+
+# Describe the first call, which exchanges the announcements.
+cdef int describe_counts(Collectives comm, Call *counts, Call *c, _Parts parts) except -1:
+    counts[0] = c[0]
+    counts.kind = ALL_GATHER
+    counts.given = counts.taken = NULL
+    counts.nbytes = counts.x_nbytes = parts.npieces * sizeof(Announced)
+    counts.out_nbytes = counts.nbytes * parts.size
+    counts.x = <unsigned char *> parts.own
+    counts.out = <unsigned char *> parts.announced
+    choose_algorithm(&comm.engine.g, counts)
+    return 0
+
+
+cdef int check_counts(Collectives comm, Call *c, _Parts parts) except -1:
+    if read_counts(c, parts):
+        choose_place(c, parts)
+        if c.x_block == 0 or find_places(comm, c, parts):
+            return 0
+    c.mismatch_seq = comm.engine.g.seq
+    if comm.engine.g.inter != NULL:
+        c.awaited.rank = remote(&comm.engine.g, c.awaited.rank)
+    comm.engine.raise_for_status(c, MISMATCHED)
+    return 0
+
+
+# Set c.nbytes to the size of the largest piece to move, which is the same on every rank. Return False if rank
+# c.awaited.rank announced invalid data.
+cdef bint read_counts(Call *c, _Parts parts) noexcept:
+    cdef Announced *announced
+    cdef int giver, taker
+    cdef size_t most = MOST_NBYTES // max(parts.row_nbytes, <size_t> 1)
+    c.nbytes = 0
+    for giver in range(parts.size):
+        c.awaited.rank = giver
+        for taker in range(parts.size):
+            announced = parts.announced_of(giver, taker)
+            if announced.nrows > most:
+                return False
+            if goes_from_to(c, giver, taker) and giver != taker:
+                c.nbytes = max(c.nbytes, announced.nrows * parts.row_nbytes)
+    return True
+
+
+# Choose to stage nothing if every piece was announced with its contents, or can be read in place and is large
+# enough for the second synchronisation that this takes.
+cdef int choose_place(Call *c, _Parts parts) noexcept:
+    cdef Announced *announced
+    cdef _Place *place
+    cdef int giver, taker
+    c.x_block = 1
+    for giver in range(parts.size):
+        for taker in range(parts.size):
+            announced = parts.announced_of(giver, taker)
+            if (goes_from_to(c, giver, taker) and giver != taker
+                    and announced.nrows * parts.row_nbytes > ANNOUNCED_NBYTES):
+                place = &announced.what.place
+                if place.block == 0 or c.nbytes < place.zero_copy_nbytes:
+                    c.x_block = 0
+                    return 0
+                if place.block == SR_PRIVATE:
+                    c.x_block = SR_PRIVATE
+    return 0
+
+
+# Set the addresses to read from. Return False if rank c.awaited.rank announced invalid data.
+cdef bint find_places(Collectives comm, Call *c, _Parts parts) noexcept:
+    cdef Announced *announced
+    cdef _Place *place
+    cdef Piece *piece
+    cdef size_t nbytes
+    cdef int giver, rank = comm.own_rank
+    for giver in range(parts.size):
+        announced = parts.announced_of(giver, rank)
+        piece = &parts.taken[giver]
+        place = &announced.what.place
+        nbytes = announced.nrows * parts.row_nbytes
+        if nbytes <= ANNOUNCED_NBYTES:
+            piece.there = announced.what.data
+        elif goes_from_to(c, giver, rank) and giver != rank:
             c.awaited.rank = giver
-            for taker in range(parts.size):
-                announced = parts.announced_of(giver, taker)
-                if announced.nrows > most:
-                    return False
-                if goes_from_to(c, giver, taker) and giver != taker:
-                    c.nbytes = max(c.nbytes, announced.nrows * parts.row_nbytes)
-        return True
+            piece.there_is_private = place.block == SR_PRIVATE
+            if piece.there_is_private:
+                piece.there = <unsigned char *> <uintptr_t> place.offset
+            else:
+                piece.there = shared_address(&comm.engine.g, place.block, giver, place.offset, nbytes)
+            if piece.there == NULL:
+                return False
+    return True
 
-    # Choose to stage nothing if every piece was announced with its contents, or can be read in place and is large
-    # enough for the second synchronisation that this takes.
-    cdef int choose_place(self, Call *c, _Parts parts) noexcept:
-        cdef Announced *announced
-        cdef _Place *place
-        cdef int giver, taker
-        c.x_block = 1
-        for giver in range(parts.size):
-            for taker in range(parts.size):
-                announced = parts.announced_of(giver, taker)
-                if (goes_from_to(c, giver, taker) and giver != taker
-                        and announced.nrows * parts.row_nbytes > ANNOUNCED_NBYTES):
-                    place = &announced.what.place
-                    if place.block == 0 or c.nbytes < place.zero_copy_nbytes:
-                        c.x_block = 0
-                        return 0
-                    if place.block == SR_PRIVATE:
-                        c.x_block = SR_PRIVATE
-        return 0
 
-    # Set the addresses to read from. Return False if rank c.awaited.rank announced invalid data.
-    cdef bint find_places(self, Call *c, _Parts parts) noexcept:
-        cdef Announced *announced
-        cdef _Place *place
-        cdef Piece *piece
-        cdef size_t nbytes
-        cdef int giver, rank = self.own_rank
-        for giver in range(parts.size):
-            announced = parts.announced_of(giver, rank)
-            piece = &parts.taken[giver]
-            place = &announced.what.place
-            nbytes = announced.nrows * parts.row_nbytes
-            if nbytes <= ANNOUNCED_NBYTES:
-                piece.there = announced.what.data
-            elif goes_from_to(c, giver, rank) and giver != rank:
-                c.awaited.rank = giver
-                piece.there_is_private = place.block == SR_PRIVATE
-                if piece.there_is_private:
-                    piece.there = <unsigned char *> <uintptr_t> place.offset
-                else:
-                    piece.there = shared_address(&self.engine.g, place.block, giver, place.offset, nbytes)
-                if piece.there == NULL:
-                    return False
-        return True
-
-    # Describe the arrays of the result for the second call; allocate them if out is None. Return the result.
-    cdef object describe_taken(self, Call *c, _Parts parts, object out):
-        cdef Group *g = &self.engine.g
-        cdef Piece *piece
-        cdef uint64_t nrows
-        cdef size_t nbytes
-        cdef int giver
-        result = []
-        c.out_is_new = out is None
-        for giver in range(parts.size):
-            if not goes_from_to(c, giver, self.own_rank):
-                continue
-            piece = &parts.taken[giver]
-            nrows = parts.announced_of(giver, self.own_rank).nrows
-            nbytes = nrows * parts.row_nbytes
-            if out is None:
-                array = parts.room(nrows)
-                piece.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> array)
-                piece.nbytes = nbytes
-                result.append(array)
-            elif piece.nbytes != nbytes:
-                what, items = f"out[{giver}]" if is_joined(c) else "out", "bytes" if c.itemsize == 1 else "elements"
-                raise ValueError(f"{what} has {piece.nbytes // c.itemsize} {items}, but {nbytes // c.itemsize} "
-                                 f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
-            c.out_nbytes += nbytes
-        choose_algorithm(g, c)
-        if not has_result(c, self.own_rank):
-            return None
-        if out is not None:
-            return out
-        return result if is_joined(c) else result[0]
+# Describe the arrays of the result for the second call; allocate them if out is None. Return the result.
+cdef object describe_taken(Collectives comm, Call *c, _Parts parts, object out):
+    cdef Group *g = &comm.engine.g
+    cdef Piece *piece
+    cdef uint64_t nrows
+    cdef size_t nbytes
+    cdef int giver
+    result = []
+    c.out_is_new = out is None
+    for giver in range(parts.size):
+        if not goes_from_to(c, giver, comm.own_rank):
+            continue
+        piece = &parts.taken[giver]
+        nrows = parts.announced_of(giver, comm.own_rank).nrows
+        nbytes = nrows * parts.row_nbytes
+        if out is None:
+            array = parts.room(nrows)
+            piece.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> array)
+            piece.nbytes = nbytes
+            result.append(array)
+        elif piece.nbytes != nbytes:
+            what, items = f"out[{giver}]" if is_joined(c) else "out", "bytes" if c.itemsize == 1 else "elements"
+            raise ValueError(f"{what} has {piece.nbytes // c.itemsize} {items}, but {nbytes // c.itemsize} "
+                             f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
+        c.out_nbytes += nbytes
+    choose_algorithm(g, c)
+    if not has_result(c, comm.own_rank):
+        return None
+    if out is not None:
+        return out
+    return result if is_joined(c) else result[0]
 
 
 # Announce the address of a piece if the other ranks can read the piece there.
@@ -523,12 +569,16 @@ cdef void take_announced(Call *c, _Parts parts, int rank) noexcept:
 cdef class _VectorWork(Work):
     """The second call, in the background."""
 
+    cdef Collectives comm
+    cdef _Parts parts
+    cdef object out
+
     cdef int describe(self) except -1:
         cdef Call *c = &self.task.call
         cdef int kind = c.named
         try:
-            self.comm.check_counts(c, self.parts)
-            self.answer = self.comm.describe_taken(c, self.parts, self.out)
+            check_counts(self.comm, c, self.parts)
+            self.answer = describe_taken(self.comm, c, self.parts, self.out)
         except Exception as error:
             self.refusal = error
             memset(c, 0, sizeof(Call))

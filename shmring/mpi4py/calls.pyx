@@ -6,9 +6,10 @@ Every call of the facade makes a `Call`, which has the NumPy arrays and numbers 
 
 cimport cython
 
-from .._comm.collectives cimport Work, plan_of
+from .._comm.collectives cimport plan_of
 from .._comm.comm cimport Comm as Engine
 from .._comm.point_to_point cimport Envelope, Status as Received, Transfer
+from .._comm.work cimport Work
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
 )
@@ -58,7 +59,7 @@ def set_many_threads_call(bint is_true):
 cdef bint is_only_thread(Context context) noexcept:
     cdef Py_ssize_t count = len(threads_by_number)
     return not many_threads_call or count < 2 or count == 2 and context is not None and context.engine is not None and (
-        context.engine.has_progress_thread())
+        context.engine.endpoint.has_progress_thread())
 
 
 cdef class Context:
@@ -95,8 +96,8 @@ cdef class Context:
         """Return the transfers of messages that this rank sends, or of those that it receives."""
         cdef Transfer transfer
         found = []
-        if self.engine is not None and self.engine.transfers is not None:   # None once it is closed
-            for transfer in list(self.engine.transfers):
+        if self.engine is not None and self.engine.endpoint.transfers is not None:   # None once it is closed
+            for transfer in list(self.engine.endpoint.transfers):
                 if transfer.message.is_send == is_send:
                     found.append(transfer)
         return found
