@@ -58,10 +58,6 @@ cdef inline bint is_in_place(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
 
 
-cdef inline bint is_reduced_in_place(int kind) noexcept:
-    return is_in_place(kind) and kind != BROADCAST
-
-
 cdef inline bint is_number(object x) noexcept:
     return PyFloat_Check(x) or PyLong_Check(x) or PyComplex_Check(x) or cnp.PyArray_CheckScalar(x)
 
@@ -607,7 +603,7 @@ cdef class Collectives:
         cdef Call c
         cdef Operand a, b
         cdef int number
-        if is_reduced_in_place(kind) and not cnp.PyArray_CheckExact(x) and is_number(x):
+        if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_CheckExact(x) and is_number(x):
             return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, how)
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)

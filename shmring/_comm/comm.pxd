@@ -18,7 +18,6 @@ cdef class Comm(Messages):
     cdef Slots slots_of_objects(self)
     cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef object lost(self)
-    cdef int descend_from(self, Comm parent) except -1
     cdef object traced_alike(self, Comm group)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

@@ -105,7 +105,12 @@ cdef class Comm(Messages):
         self.parent_ranks = parent_ranks
         self.own_rank, self.nranks = place.rank, place.size
         self.endpoint.attach(engine, self.own_rank, self.nranks, segment, fd)
-        self.descend_from(parent)
+        if parent is None:
+            self.origin = engine.flight.nonce, self.own_rank, self.nranks, place.host
+        else:
+            self.origin = parent.origin
+            ranks = parent.world_ranks
+            self.world_ranks = tuple(parent_ranks if ranks is None else map(ranks.__getitem__, parent_ranks))
         self.epoch = epoch
         # Between hosts there is one algorithm; the groups of one host have the chosen one.
         algorithm = settings.algorithm if internode is None else "auto"
@@ -118,17 +123,6 @@ cdef class Comm(Messages):
         self.staging_ready = engine.size == 1
         open_comms.add(self)
         failures.rehearse(engine)
-
-    # Set the origin of the ranks, for traces: the world, and the ranks' numbers in it.
-    cdef int descend_from(self, Comm parent) except -1:
-        ranks = self.parent_ranks
-        if parent is None:
-            self.origin = self.engine.flight.nonce, self.own_rank, self.nranks, self.place.host
-        else:
-            self.origin = parent.origin
-            self.world_ranks = tuple(
-                ranks if parent.world_ranks is None else map(parent.world_ranks.__getitem__, ranks))
-        return 0
 
     @property
     def rank(self):

@@ -332,6 +332,7 @@ cdef int reduce_bunch(FusedCollectives comm, Call *c, _Members members, size_t f
 # Reduce `count` elements at x. first: number of the member at x, or of the first member packed there.
 cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
                    size_t count) except -1:
+    cdef Work work
     c.x, c.out, c.count = x, out, count
     c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
     c.x_block = c.out_block = 0
@@ -341,13 +342,9 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
         members.kept.append(comm.describe_wire(c, members.arrays[first], members.member[first].x, None))
     c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
     choose_algorithm(&comm.engine.g, c)
-    if members.works is not None:
-        return reduce_later(comm, c, members)
-    return comm.drive(c)
-
-
-cdef int reduce_later(FusedCollectives comm, Call *c, _Members members) except -1:
-    cdef Work work = comm.new_work()
+    if members.works is None:
+        return comm.drive(c)
+    work = comm.new_work()
     comm.prepare_staging(c)
     work.task.call = c[0]
     work.kept = members
