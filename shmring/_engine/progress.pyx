@@ -37,6 +37,15 @@ from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, run_steps, sleep_ns_a
 
 from .._system import limits
 
+cdef extern from "Python.h":
+    void *PyInterpreterState_Get()
+    void *PyInterpreterState_Main()
+
+# Python aborts when an interpreter other than the main one ends while the progress thread runs. Python itself refuses,
+# from 3.12 on, only isolated interpreters.
+if PyInterpreterState_Get() != PyInterpreterState_Main():
+    raise ImportError("communicators need the main interpreter of a process, and this is another interpreter")
+
 cdef enum:
     FIRST_CAPACITY = 16
     STEPS_AT_ONCE = 64             # steps of one queue before the next queue is stepped
