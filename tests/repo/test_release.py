@@ -69,7 +69,7 @@ def test_every_python_that_is_promised_is_tested():
 
 
 def test_the_oldest_python_is_the_one_that_tools_are_reported():
-    assert PYPROJECT["tool"]["mypy"]["python_version"] == pythons()[0]
+    assert "python_version" not in PYPROJECT["tool"]["mypy"]  # it is checked on each
     assert PYPROJECT["tool"]["ruff"]["target-version"] == f"py{pythons()[0].replace('.', '')}"
 
 
