@@ -491,7 +491,9 @@ def list_comprehensions(text):
     """Yield the lines of comprehensions in functions that Cython translates as lists."""
     brackets, before = [], ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.string in ("(", "[", "{"):
+        if token.type not in (tokenize.OP, tokenize.NAME):  # such as text of an f-string, from Python 3.12 on
+            pass
+        elif token.string in ("(", "[", "{"):
             brackets.append((token.string, before))
         elif token.string in (")", "]", "}"):
             brackets.pop()
