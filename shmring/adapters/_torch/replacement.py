@@ -112,6 +112,9 @@ class Replacement(Group):
         kind = torch.device(device).type
         if kind == "cpu" or kind not in self.device_types_of_gloo:
             return super()._get_backend(device)
+        # When torch loads compiled code from its cache, it asks all groups for CUDA's, also without a GPU.
+        if not torch.get_device_module(kind).is_available():
+            return self
         return self._gloo_for(f"the program asks for the backend of {kind}")._get_backend(torch.device(kind))
 
     def _start_coalescing(self, device: torch.device) -> None:
