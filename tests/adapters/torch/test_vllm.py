@@ -32,8 +32,9 @@ def install_stubs(set_item):
             return "vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator"
 
     class CpuCommunicator:
-        def __init__(self, cpu_group, device=None, device_group=None, unique_name=""):
+        def __init__(self, cpu_group, device=None, device_group=None, unique_name="", use_all2all=False):
             self.cpu_group, self.device_group, self.unique_name = cpu_group, device_group, unique_name
+            self.device, self.all2all_manager = device or torch.device("cpu"), None
             self.world_size = dist.get_world_size(cpu_group)
             self.ranks = dist.get_process_group_ranks(cpu_group)
             self.rank_in_group = dist.get_group_rank(cpu_group, dist.get_rank())
@@ -209,6 +210,17 @@ def resolve(name):
     return getattr(sys.modules[module], attribute)
 
 
+def compiled_all_reduce(made, x):
+    """Compile a call as vLLM compiles its models: without a break of the graph."""
+
+    def doubled(x):
+        y = x + x
+        made.all_reduce(y)
+        return y * 1
+
+    return torch.compile(doubled, backend="aot_eager", fullgraph=True)(x)
+
+
 def as_in_vllm(comm, backend):
     install_stubs(dict.__setitem__)
     kind = resolve("shmring.adapters._vllm_communicator.Communicator")
@@ -223,6 +235,7 @@ def as_in_vllm(comm, backend):
             assert not made.has_own_memory
             x = values(comm.rank)
             same(made.all_reduce(x.clone()), sum(values(r) for r in ranks))
+            same(compiled_all_reduce(made, x.clone()), 2 * sum(values(r) for r in ranks))
             same(made.all_gather(x), torch.cat([values(r) for r in made.ranks], -1))
             if made.rank_in_group == 0:
                 made.send_tensor_dict({"x": x}, 1)
