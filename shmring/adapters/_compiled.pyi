@@ -78,11 +78,18 @@ class XlaCall:
         op: str | None = None,
     ) -> None: ...
 
-def prepare_xla(calls: dict[bytes, XlaCall], note_error: Callable[[BaseException], str]) -> Any:
-    """Set the calls by their text, and the function that keeps an exception; return the handler."""
+def prepare_xla(
+    calls: dict[bytes, XlaCall],
+    note_error: Callable[[BaseException], str],
+    context: Any,
+    trace_of_none: Any,
+    tokens: Any,
+    nothing: type,
+) -> Any:
+    """Set the calls by their text and the other globals of XLA's part; return the handler."""
 
-def take_own_end() -> bool:
-    """Return whether a region has ended on this thread since the last call of this function."""
+def xla_function(region: Any, compiled: Callable[..., Any]) -> Any:
+    """Return a function that calls a compiled region, and returns when its collectives are over."""
 
 def await_end() -> bool:
     """Wait some milliseconds until a region ends on a thread of XLA, or a call of one fails. Return

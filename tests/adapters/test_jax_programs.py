@@ -536,26 +536,20 @@ def interrupt_after_dispatch(comm):
     """A signal handler raises when JAX has begun the program, and before the adapter waits for it."""
     from shmring.adapters._jax import xla
 
-    class Interrupting:
-        def __getattr__(self, name):
-            return getattr(compiled, name)
+    def await_end(self, results):
+        if interrupts:
+            raise interrupts.pop()
+        plain_await_end(self, results)
 
-        def take_own_end(self):
-            if interrupts:
-                raise interrupts.pop()
-            return compiled.take_own_end()
-
-    compiled, interrupts = xla._compiled, []
-    xla._compiled = Interrupting()
-    try:
-        reduce, x = work_large(comm, True)
-    finally:
-        xla._compiled = compiled
+    plain_await_end, interrupts = xla._Region.await_end, []
+    reduce, x = work_large(comm, True)
+    xla._Region.await_end = await_end
     reduce(x)
     if comm.rank == 0:
         interrupts.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             reduce(x)
+    xla._Region.await_end = plain_await_end
     with pytest.raises(shmring.Error, match=r"KeyboardInterrupt in rank 0|rank 0 called all_reduce"):
         comm.barrier()  # the program may have made its call before the interrupt
 

@@ -57,7 +57,7 @@ class _Order(effects.Effect):  # type: ignore[misc]
 
 
 _ORDER = _Order()
-_context, _no_trace = core.trace_ctx, core.eval_trace  # read in each call, without calls of Python
+_context, _no_trace = core.trace_ctx, core.eval_trace
 _tokens = dispatch.runtime_tokens
 _Array = type(jax.numpy.zeros(0))
 for _allowed in (
@@ -276,48 +276,23 @@ class _Nothing:
 
 
 def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Return the compiled function, whose collectives are a region.
-
-    A function calls faster than an object with `__call__` does: each tenth of a microsecond counts here.
-    """
-    region = _Region(function)
+    """Return the compiled function, whose collectives are a region."""
     inner = jax.jit(function, **options)
+    region = _Region(function, inner)
     outer = jax.jit(functools.wraps(function)(functools.partial(region.trace)), **options)
-
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        if _context.trace is not _no_trace:
-            return inner(*args, **keywords)
-        if _tokens.current_tokens:  # of plain programs, perhaps under way
-            for token in _tokens.current_tokens.values():
-                token.block_until_ready()
-        results = None
-        try:
-            results = outer(*args, **keywords)
-            if not take_own_end():  # it runs on a thread of XLA, or has failed
-                region.await_end(results)
-        except BaseException as error:
-            has_ended = take_own_end()
-            own = own_error(error)
-            if own is not None:
-                raise own from None
-            if not has_ended and (results is not None or not isinstance(error, Exception)):
-                region.give_up(error, results)
-            raise
-        return results.structure.unflatten(()) if type(results) is _Nothing else results
-
-    take_own_end = _compiled.take_own_end
+    call = functools.wraps(function)(_compiled.xla_function(region, outer))
     for name in ("lower", "trace", "eval_shape"):  # of the plain program, to inspect or to compile it
         setattr(call, name, getattr(inner, name))
-    call._region = outer  # type: ignore[attr-defined]
+    call._region = outer
     return call
 
 
 class _Region:
     """A function that becomes a region when JAX traces it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
         self._function = function
+        self.plain = plain  # the compiled function, for the transformations of JAX
         self._groups: set[Group] = set()  # those of all its programs
 
     def trace(self, *args: Any, **keywords: Any) -> Any:
@@ -340,6 +315,11 @@ class _Region:
         values = region_p.bind(*closed.consts, *operands, jaxpr=_without_constants(closed.jaxpr))
         return structure.unflatten(values) if structure.num_leaves else _Nothing(structure, *values)
 
+    def await_plain_programs(self) -> None:
+        """Wait for plain programs with collectives, which may be under way."""
+        for token in _tokens.current_tokens.values():
+            token.block_until_ready()
+
     def await_end(self, results: Any) -> None:
         """Wait until the region has ended.
 
@@ -352,6 +332,17 @@ class _Region:
             while not _compiled.await_end() and not first.is_ready():
                 pass
         first.block_until_ready()
+
+    def explain(self, error: BaseException, results: Any, has_ended: bool) -> None:
+        """Raise shmring's own error, if the error is JAX's form of it. Else give up, unless all is over.
+
+        results: as for `give_up`.
+        """
+        own = own_error(error)
+        if own is not None:
+            raise own from None
+        if not has_ended and (results is not None or not isinstance(error, Exception)):
+            self.give_up(error, results)
 
     def give_up(self, error: BaseException, results: Any) -> None:
         """End the region's communicators on all ranks, since its program may be under way, and await its end.
@@ -386,4 +377,5 @@ def _without_constants(jaxpr: Any) -> Any:
     return jaxpr.replace(constvars=(), invars=[*jaxpr.constvars, *jaxpr.invars])
 
 
-jax.ffi.register_ffi_target(_TARGET, _compiled.prepare_xla(_calls, note), platform="cpu")
+_handler = _compiled.prepare_xla(_calls, note, _context, _no_trace, _tokens, _Nothing)
+jax.ffi.register_ffi_target(_TARGET, _handler, platform="cpu")
