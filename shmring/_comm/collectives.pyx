@@ -185,7 +185,7 @@ cdef class Collectives:
                         None if wire is None and priority is None else (wire, None, priority))
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
-        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if given.
+        """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if given.
 
         If x is a number, the result is returned.
 
@@ -550,6 +550,7 @@ cdef class Collectives:
         >>> sum_floats(comm, np.ones(2))
         """
         self.engine.refuse(number_named(KIND_NUMBERS, kind, "kind"))
+
     # -- settings --
 
     @property
@@ -567,12 +568,14 @@ cdef class Collectives:
 
     @property
     def linger_s(self):
-        """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background.
+        """The most seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background.
 
         It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
-        background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. A
-        call behind unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after
-        `init`. A communicator that is made from another one begins with the value of that one.
+        background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. If
+        a call does not finish in this time, the next one waits for a quarter of it, but for 0.0002 seconds if
+        `linger_s` allows that; each call that finishes doubles the time again. A call behind unfinished calls goes to
+        the background at once. Each rank may have its own value. It is 0 after `init`. A communicator that is made from
+        another one begins with the value of that one.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -580,7 +583,7 @@ cdef class Collectives:
     def linger_s(self, double seconds):
         if not 0 <= seconds <= MOST_LINGER_S:
             raise ValueError(f"linger_s is {seconds:g}; it must be 0 to {MOST_LINGER_S:g} seconds")
-        self.engine.linger_ns = ns_of(seconds)
+        self.engine.set_linger(ns_of(seconds))
 
     @property
     def timeout_s(self):
@@ -595,6 +598,7 @@ cdef class Collectives:
     def timeout_s(self, seconds):
         self.engine.timeout_s = timeout_s_of(0, seconds)
         self.default_timeout_ns = ns_of(self.engine.timeout_s)
+
     # -- from arguments to a call --
 
     # how: None, or (wire, group_size, priority), each of which may be None.

@@ -343,7 +343,7 @@ cdef class Comm(Messages):
     # Copy the settings that a user may change to a communicator that replaces this one. Its engine has the timeout.
     cdef int pass_settings(self, Comm made) except -1:
         made.default_wire = self.default_wire
-        made.engine.linger_ns = self.engine.linger_ns
+        made.engine.set_linger(self.engine.linger_ns)
         return 0
 
     # Return the communicator of a group that has started. ranks: its ranks' numbers in this communicator.
@@ -351,7 +351,7 @@ cdef class Comm(Messages):
         cdef Comm comm = None
         try:
             comm = Comm(*parts, parent_ranks=ranks, parent=self)
-            comm.engine.linger_ns = self.engine.linger_ns
+            comm.engine.set_linger(self.engine.linger_ns)
             return self.traced_alike(comm)
         except BaseException:   # the other ranks have the group and must not wait for this rank
             leave_group(parts, comm)

@@ -13,7 +13,8 @@ cdef class Engine(State):
     cdef Queue *queue                     # the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
     cdef bint busy, enlisted
-    cdef uint64_t linger_ns               # time for which an issued call waits in the foreground
+    cdef uint64_t linger_ns               # most time for which an issued call waits in the foreground
+    cdef uint64_t next_linger_ns          # time for which the next one does
     cdef ParkedThread parked
     cdef readonly Stalls stalls           # logs warnings about calls that take long
     cdef object conns                     # if there are several hosts, else None
@@ -49,6 +50,7 @@ cdef class Engine(State):
                        uint64_t signature=*) except -1
     cdef int describe_refusal(self, Call *c, int kind) except -1
     cdef int issue(self, Issued issued) except -1
+    cdef void set_linger(self, uint64_t ns) noexcept
     cdef int enqueue(self, Issued issued) except -1
     cdef void leave_to_background(self) noexcept
     cdef int drive_behind(self, Call *c) except -1

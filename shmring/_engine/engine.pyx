@@ -53,6 +53,7 @@ cdef double GRACE_S = 0.15     # delay between the reports of ranks that know di
 cdef double NOTIFIED_S = 1.0   # wait for a notification that was sent before a connection ended
 
 cdef enum:
+    WAKE_NS = 200000   # about the time to wake a thread; no call lingers for a shorter time if it may linger so long
     ATTEMPTS = 8   # attempts to end a communicator while signal handlers raise during it
 
 
@@ -595,10 +596,19 @@ cdef class Engine(State):
         while self.describe_oldest():
             step_briefly(self.queue)
         if self.linger_ns > 0 and is_pending(self.queue) and oldest(self.queue) == &issued.task:
-            linger(self.queue, &issued.task, sr_now_ns() + self.linger_ns)
+            linger(self.queue, &issued.task, sr_now_ns() + self.next_linger_ns)
+            if is_pending(self.queue):
+                self.next_linger_ns = max(self.next_linger_ns // 4, min(self.linger_ns, WAKE_NS))
+            else:
+                self.next_linger_ns = min(2 * self.next_linger_ns, self.linger_ns)
         reap(self.queue)
         self.leave_to_background()
         return 0
+
+    # Let an issued call wait in the foreground for at most this time. After a call that has not finished there, the next
+    # one waits for a shorter time: perhaps the other ranks always come late, and this one has other work to do.
+    cdef void set_linger(self, uint64_t ns) noexcept:
+        self.linger_ns = self.next_linger_ns = ns
 
     # Wake the progress thread for pending calls, unless a thread waits for a call: that thread steps them.
     cdef void leave_to_background(self) noexcept:

@@ -101,8 +101,10 @@ _GATHER = c10d.GatherOptions()
 _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _OF_PYTHON = vars(c10d)  # globals of the module that makes most calls from Python
 _UNSEEN = contextlib.nullcontext()
-# About the time to wake a thread. The issuing thread itself waits for a call for this long.
-_LINGER_S = 200e-6
+# The most time for which the issuing thread itself waits for a call. A bucket of DDP takes some tenths of a
+# millisecond, and the ranks come to it at different times; in the background the call would take CPU time from the
+# backward pass, and its data would leave the cache.
+_LINGER_S = 2e-3
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Pending: TypeAlias = "dist.Work | None"  # a call: under way, or done
