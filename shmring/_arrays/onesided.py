@@ -44,9 +44,19 @@ def put(
     _access(stripes, array, elements, np.ascontiguousarray(given), None, _REPLACE, timeout)
 
 
+def _refuse_index(array: NDArray[Any], where: Any) -> None:
+    """Raise TypeError if `where` looks like an index of axes. `put` takes a tuple as np.put does."""
+    if isinstance(where, tuple) and array.ndim > 1:
+        raise TypeError(
+            f"where is the tuple {where!r:.60}, and elements are numbered in C order: give a list, "
+            "or np.ravel_multi_index(where, array.shape) for the element at one index"
+        )
+
+
 def get(
     stripes: Stripes, array: NDArray[Any], where: Any, out: NDArray[Any] | None, timeout: float | None
 ) -> Any:
+    _refuse_index(array, where)
     elements = _elements_of(array, where)
     if out is None:
         taken = np.empty(elements.shape, array.dtype)
@@ -67,6 +77,7 @@ def get(
 def accumulate(
     stripes: Stripes, array: NDArray[Any], where: Any, values: Any, op: str, timeout: float | None
 ) -> None:
+    _refuse_index(array, where)
     number = _op_number(array.dtype, op)
     elements = _elements_of(array, where)
     _access(stripes, array, elements, _values_for(elements, values, array.dtype), None, number, timeout)
@@ -75,6 +86,7 @@ def accumulate(
 def fetch_and_add(
     stripes: Stripes, array: NDArray[Any], where: Any, value: Any, timeout: float | None
 ) -> Any:
+    _refuse_index(array, where)
     elements = _elements_of(array, where)
     before = np.empty(elements.shape, array.dtype)
     values = _values_for(elements, value, array.dtype)
@@ -98,11 +110,6 @@ def _access(
 def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
     """Return the elements that `where` selects in the flattened array. Errors are those of NumPy."""
     size = array.size
-    if isinstance(where, tuple) and array.ndim > 1:
-        raise TypeError(
-            f"where is the tuple {where!r:.60}; elements are numbered in C order: give "
-            "np.ravel_multi_index(where, array.shape) for one of them, a list for several"
-        )
     if where is ...:
         return _Elements(0, size, None, array.shape)
     if isinstance(where, slice):

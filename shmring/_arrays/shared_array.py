@@ -49,8 +49,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     -----------------------------
     where, indices : int, slice, array of int, or ...
         The elements, numbered in C order, as in `np.put`: one, a slice, integers of any shape (one by one,
-        each as often as it occurs), or all. A tuple would look like an index with one number for each axis,
-        so only an array of one dimension takes it; `np.ravel_multi_index` gives the number of such an index.
+        each as often as it occurs), or all. For an array of two or more dimensions, only `put` takes a tuple,
+        as `np.put` does: it looks like an index of axes, for which `np.ravel_multi_index` gives the number.
     timeout : float, optional
         Seconds to wait for a rank that accesses the same block. None: the communicator's timeout.
 

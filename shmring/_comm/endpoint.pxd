@@ -60,6 +60,7 @@ cdef class Endpoint:
     cdef int abandon(self, Message *message, object error) except -1
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1
     cdef str cause_of_death(self, int rank)
+    cdef int number_in_engine(self, int rank) noexcept
     cdef int raise_damaged(self, int source) except -1
 
 

@@ -1,6 +1,7 @@
 # The engine of point-to-point messages, used by one thread at a time: it opens rings, moves posted messages, waits for
 # them, and handles errors. point_to_point makes messages from arguments, and results from messages.
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
@@ -72,6 +73,7 @@ cdef class PendingMessage:
         self.kept = None
 
 
+@cython.no_gc_clear   # __dealloc__ needs the engine
 cdef class Endpoint:
     """The posted messages of one communicator. They never wait for a collective.
 
@@ -189,6 +191,7 @@ cdef class Endpoint:
             pending.release_arrays()
             if self.transfers is not None:
                 self.transfers.discard(pending)
+            pending = None   # before the stepper is taken again
 
     cdef PendingMessage next_completed(self):
         cdef Message *message = self.matching.completed
@@ -505,10 +508,13 @@ cdef class Endpoint:
 
     # -- errors --
 
+    cdef int number_in_engine(self, int rank) noexcept:
+        cdef Peer *p = &self.matching.peer[rank]
+        return remote(&self.engine.g, rank) if p.channel != NULL else p.lane
+
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1:
-        cdef Peer *p = &self.matching.peer[culprit]
         op, wanted = op_of(message), pattern_text(message)
-        number = remote(&self.engine.g, culprit) if p.channel != NULL else p.lane   # as the engine counts ranks
+        number = self.number_in_engine(culprit)
         if status == LATE and not is_final:
             raise TimeoutError(f"{wanted} is not complete within {timeout_ns * 1e-9:g} s; it goes on")
         if status == LATE:
@@ -533,9 +539,9 @@ cdef class Endpoint:
 
     # End the communicator because of data that no sender of this version writes.
     cdef int raise_damaged(self, int source) except -1:
-        cdef Peer *p = &self.matching.peer[source]
-        number = remote(&self.engine.g, source) if p.channel != NULL else p.lane
-        self.engine.give_up(SR_RANK_FAILED, number, None, failures.DAMAGED)
+        is_local = self.matching.peer[source].channel == NULL
+        cause = "its message ring is damaged" if is_local else failures.DAMAGED
+        self.engine.give_up(SR_RANK_FAILED, self.number_in_engine(source), None, cause)
         self.engine.raise_over(beside=True)
         return 0
 

@@ -232,6 +232,7 @@ cdef class FusedCollectives(VectorCollectives):
             raise
         finally:
             self.fusing = False
+            members.works = None   # they keep `members`
             if has_entered:
                 self.engine.leave_call()
 

@@ -208,7 +208,7 @@ def _mismatch(
     callers = between_hosts or _callers(called)
     called |= _calls_in(between_hosts)
     if (gather := _ragged_gather(set(called.values()) - {describe.NOTHING})) is not None:
-        must = f"{gather}_v takes another length on each rank"
+        must = f"{gather}_v takes arrays of different lengths"
     elif describe.REFUSED in callers:
         must = "the error of the rank that refused says what was wrong"
     text = f"the ranks' calls do not match in call #{number}: {callers}; {must}"
@@ -219,8 +219,10 @@ def _mismatch(
 def _ragged_gather(calls: set[str]) -> str | None:
     """Return "gather" or "all_gather" if all calls are this one, and differ only in the arrays' lengths."""
     alike = {_COUNT.sub("[]", call) for call in calls}
+    if len(calls) < 2 or len(alike) > 1:
+        return None
     op = alike.pop().partition("(")[0]
-    return op if op in ("gather", "all_gather") and len(calls) > 1 and not alike else None
+    return op if op in ("gather", "all_gather") else None
 
 
 def _calls_in(text: str) -> dict[int, str]:

@@ -44,7 +44,8 @@ cdef extern from "Python.h":
 # Python aborts when an interpreter other than the main one ends while the progress thread runs. Python itself refuses,
 # from 3.12 on, only isolated interpreters.
 if PyInterpreterState_Get() != PyInterpreterState_Main():
-    raise ImportError("communicators need the main interpreter of a process, and this is another interpreter")
+    raise ImportError("shmring's communicators work only in the main interpreter of a process, and this is another one "
+                      "(mod_wsgi: set WSGIApplicationGroup %{GLOBAL})")
 
 cdef enum:
     FIRST_CAPACITY = 16

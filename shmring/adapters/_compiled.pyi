@@ -78,18 +78,23 @@ class XlaCall:
         op: str | None = None,
     ) -> None: ...
 
-def prepare_xla(
-    calls: dict[bytes, XlaCall],
-    note_error: Callable[[BaseException], str],
+def prepare_xla(calls: dict[bytes, XlaCall], note_error: Callable[[BaseException], str]) -> Any:
+    """Set the calls by their text, and the function that keeps an exception; return the handler."""
+
+def function_of_region(
+    region: Any,
+    compiled: Callable[..., Any],
+    plain: Callable[..., Any],
     context: Any,
-    trace_of_none: Any,
+    no_trace: Any,
     tokens: Any,
     nothing: type,
 ) -> Any:
-    """Set the calls by their text and the other globals of XLA's part; return the handler."""
+    """Return a function that calls a compiled region, and returns when its collectives are over.
 
-def xla_function(region: Any, compiled: Callable[..., Any]) -> Any:
-    """Return a function that calls a compiled region, and returns when its collectives are over."""
+    plain is called in its place while JAX traces: `context.trace` is then not no_trace. tokens.current_tokens
+    are those of plain programs, which may be under way. nothing is the type of results without an array.
+    """
 
 def await_end() -> bool:
     """Wait some milliseconds until a region ends on a thread of XLA, or a call of one fails. Return

@@ -295,9 +295,6 @@ cdef extern from "Python.h" nogil:
 
 cdef dict xla_calls = {}            # by the text in the custom call
 cdef object note_xla_error = None   # given an exception, returns the message for XLA
-cdef object trace_context = None, no_trace = None   # of JAX; in the context is the trace under way, or no_trace
-cdef object plain_tokens = None     # of JAX; its current_tokens are those of plain programs, perhaps under way
-cdef object type_of_nothing = None  # of a region's result without an array
 cdef enum:
     YIELD_NS = 100000, SLEEP_NS = 5000000   # of a wait for an end; then Python looks for signals
 # shmring's dtypes by XLA's number of a dtype; None: no dtype of shmring.
@@ -327,30 +324,34 @@ cdef class XlaCall:
         self.comm, self.run, self.op = comm, run, op
 
 
-def prepare_xla(dict calls, note_error, context, trace_of_none, tokens, nothing):
-    """Set the calls by their text and the other globals of XLA's part; return the handler."""
-    global xla_calls, note_xla_error, trace_context, no_trace, plain_tokens, type_of_nothing
+def prepare_xla(dict calls, note_error):
+    """Set the calls by their text, and the function that keeps an exception; return the handler."""
+    global xla_calls, note_xla_error
     xla_calls, note_xla_error = calls, note_error
-    trace_context, no_trace, plain_tokens, type_of_nothing = context, trace_of_none, tokens, nothing
     return PyCapsule_New(<void *> handle_xla_call, NULL, NULL)
 
 
-def xla_function(region, compiled):
-    """Return a function that calls a compiled region, and returns when its collectives are over."""
+def function_of_region(region, compiled, plain, context, no_trace, tokens, nothing):
+    """Return a function that calls a compiled region, and returns when its collectives are over.
+
+    plain is called in its place while JAX traces: `context.trace` is then not no_trace. tokens.current_tokens are
+    those of plain programs, which may be under way. nothing is the type of results without an array.
+    """
     def call(*args, **keywords):
-        if trace_context.trace is not no_trace:
-            return region.plain(*args, **keywords)
-        if plain_tokens.current_tokens:
-            region.await_plain_programs()
+        if context.trace is not no_trace:
+            return plain(*args, **keywords)
+        if tokens.current_tokens:
+            for token in tokens.current_tokens.values():
+                token.block_until_ready()
         results = None
         try:
             results = compiled(*args, **keywords)
             if not sr_xla_take_own_end():   # it runs on a thread of XLA, or has failed
                 region.await_end(results)
         except BaseException as error:
-            region.explain(error, results, sr_xla_take_own_end())
+            region.raise_own_or_give_up(error, results, sr_xla_take_own_end())
             raise
-        return results.structure.unflatten(()) if type(results) is type_of_nothing else results
+        return results.structure.unflatten(()) if type(results) is nothing else results
 
     return call
 

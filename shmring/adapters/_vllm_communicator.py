@@ -59,8 +59,7 @@ class Communicator(CpuCommunicator):  # type: ignore[misc, unused-ignore]
         if torch.compiler.is_dynamo_compiling():
             torch.ops.shmring_vllm.all_reduce(input_, self.unique_name)
             return input_
-        self.tensors.all_reduce(input_)
-        return input_
+        return self.tensors.all_reduce(input_)
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Call TensorGroup's method, or a compiled model's operator."""

@@ -735,7 +735,7 @@ cdef tuple items_of(object spec):
         raise ValueError(f"a message is a buffer, or 2 to 4 items; these are {n}: [buf, count, displ, type]")
     if isinstance(counts, (list, tuple)):
         if len(counts) != 2:
-            raise ValueError(f"{counts!r} is no pair (count, displacement)")
+            raise ValueError(f"{counts!r} is not a pair (count, displacement)")
         return spec[0], counts[0], counts[1], datatype
     return spec[0], counts, None, datatype
 

@@ -319,7 +319,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _bandwidth(text: str) -> float:
-    return _cli.positive(text, 1e18, "is no bandwidth: give bytes a second, as in 125e6")
+    return _cli.positive(text, 1e18, "is not a bandwidth: give bytes a second, as in 125e6")
 
 
 def _gradient_nbytes(text: str) -> int:

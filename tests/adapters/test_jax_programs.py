@@ -544,12 +544,14 @@ def interrupt_after_dispatch(comm):
     plain_await_end, interrupts = xla._Region.await_end, []
     reduce, x = work_large(comm, True)
     xla._Region.await_end = await_end
-    reduce(x)
-    if comm.rank == 0:
-        interrupts.append(KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
-            reduce(x)
-    xla._Region.await_end = plain_await_end
+    try:
+        reduce(x)
+        if comm.rank == 0:
+            interrupts.append(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                reduce(x)
+    finally:
+        xla._Region.await_end = plain_await_end
     with pytest.raises(shmring.Error, match=r"KeyboardInterrupt in rank 0|rank 0 called all_reduce"):
         comm.barrier()  # the program may have made its call before the interrupt
 

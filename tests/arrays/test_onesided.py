@@ -387,7 +387,7 @@ WRONG = {
     "an axis": (lambda a: a.get([1, 2, "x"]), TypeError, ""),
     "an index of axes": (lambda a: a.get((1, 2)), TypeError, "ravel_multi_index"),
     "added at axes": (lambda a: a.accumulate((1, 2), 1), TypeError, "ravel_multi_index"),
-    "put at axes": (lambda a: a.put((1, 2), 1), TypeError, "ravel_multi_index"),
+    "fetched at axes": (lambda a: a.fetch_and_add((1, 2), 1), TypeError, "ravel_multi_index"),
     "fractions": (lambda a: a.accumulate(0, 1.5), TypeError, "cannot be cast"),
     "values": (lambda a: a.accumulate(slice(3), [1, 2]), ValueError, "2 values for 3 elements"),
     "op": (lambda a: a.accumulate(0, 1, "sub"), ValueError, "op is 'sub'"),

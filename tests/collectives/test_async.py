@@ -572,6 +572,29 @@ def test_the_queue_keeps_the_arrays_of_lists(world_of, size):
     world_of(size)(forget_lists)
 
 
+def free_lists(comm):
+    """Nothing keeps the arrays once the call is finished, not even until a collection of garbage."""
+    arrays, out = (
+        [np.ones(5_000), np.ones(5), np.ones(7, "f4")],
+        [np.zeros(5_000), np.zeros(5), np.zeros(7, "f4")],
+    )
+    left = [weakref.ref(array) for array in arrays + out]
+    gc.collect()
+    gc.disable()
+    try:
+        work = comm.all_reduce_many(arrays, out=out, async_op=True)
+        work.wait()
+        del work, arrays, out
+        comm.barrier(async_op=True).wait()  # the queue lets go of the finished calls
+        assert [ref() for ref in left] == [None] * 6
+    finally:
+        gc.enable()
+
+
+def test_finished_lists_are_freed_without_the_collector(world_of):
+    world_of(2)(free_lists)
+
+
 def refuse_late(comm):
     """Receive more than one rank's out holds, which is known only once the lengths have arrived."""
     out = [np.zeros(7) for _ in range(comm.size)] if comm.rank == 1 else None

@@ -75,11 +75,14 @@ ENTRY = """
 
     [torch.distributed.backends]
     shmring = shmring.adapters._torch.entry:register
+
+    [vllm.platform_plugins]
+    shmring = shmring.adapters.vllm:platform_plugin
 """
 
 
 def as_if_installed(folder):
-    """Return an environment for processes in which torch finds shmring by its entry points."""
+    """Return an environment for processes in which torch and vLLM find shmring by its entry points."""
     there = folder / "site" / "shmring-0.dist-info"
     there.mkdir(parents=True)
     (there / "METADATA").write_text("Metadata-Version: 2.1\nName: shmring\nVersion: 0\n")

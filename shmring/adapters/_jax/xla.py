@@ -278,9 +278,10 @@ class _Nothing:
 def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Return the compiled function, whose collectives are a region."""
     inner = jax.jit(function, **options)
-    region = _Region(function, inner)
+    region = _Region(function)
     outer = jax.jit(functools.wraps(function)(functools.partial(region.trace)), **options)
-    call = functools.wraps(function)(_compiled.xla_function(region, outer))
+    call = _compiled.function_of_region(region, outer, inner, _context, _no_trace, _tokens, _Nothing)
+    functools.update_wrapper(call, function)
     for name in ("lower", "trace", "eval_shape"):  # of the plain program, to inspect or to compile it
         setattr(call, name, getattr(inner, name))
     call._region = outer
@@ -290,9 +291,8 @@ def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., 
 class _Region:
     """A function that becomes a region when JAX traces it."""
 
-    def __init__(self, function: Callable[..., Any], plain: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.plain = plain  # the compiled function, for the transformations of JAX
         self._groups: set[Group] = set()  # those of all its programs
 
     def trace(self, *args: Any, **keywords: Any) -> Any:
@@ -315,11 +315,6 @@ class _Region:
         values = region_p.bind(*closed.consts, *operands, jaxpr=_without_constants(closed.jaxpr))
         return structure.unflatten(values) if structure.num_leaves else _Nothing(structure, *values)
 
-    def await_plain_programs(self) -> None:
-        """Wait for plain programs with collectives, which may be under way."""
-        for token in _tokens.current_tokens.values():
-            token.block_until_ready()
-
     def await_end(self, results: Any) -> None:
         """Wait until the region has ended.
 
@@ -333,10 +328,10 @@ class _Region:
                 pass
         first.block_until_ready()
 
-    def explain(self, error: BaseException, results: Any, has_ended: bool) -> None:
-        """Raise shmring's own error, if the error is JAX's form of it. Else give up, unless all is over.
+    def raise_own_or_give_up(self, error: BaseException, results: Any, has_ended: bool) -> None:
+        """Raise shmring's own error if `error` is JAX's form of it.
 
-        results: as for `give_up`.
+        Else give up if the region may be under way. results: as for `give_up`.
         """
         own = own_error(error)
         if own is not None:
@@ -377,5 +372,4 @@ def _without_constants(jaxpr: Any) -> Any:
     return jaxpr.replace(constvars=(), invars=[*jaxpr.constvars, *jaxpr.invars])
 
 
-_handler = _compiled.prepare_xla(_calls, note, _context, _no_trace, _tokens, _Nothing)
-jax.ffi.register_ffi_target(_TARGET, _handler, platform="cpu")
+jax.ffi.register_ffi_target(_TARGET, _compiled.prepare_xla(_calls, note), platform="cpu")

@@ -113,7 +113,7 @@ class Replacement(Group):
         if kind == "cpu" or kind not in self.device_types_of_gloo:
             return super()._get_backend(device)
         # When torch loads compiled code from its cache, it asks all groups for CUDA's, also without a GPU.
-        if not torch.get_device_module(kind).is_available():
+        if not torch.get_device_module(kind).device_count():  # unlike is_available, it allows a fork later
             return self
         return self._gloo_for(f"the program asks for the backend of {kind}")._get_backend(torch.device(kind))
 

@@ -1,5 +1,6 @@
 """The adapter for vLLM: its calls, and how vLLM finds and makes them, with stubs of vLLM's classes."""
 
+import functools
 import sys
 import types
 
@@ -210,19 +211,41 @@ def resolve(name):
     return getattr(sys.modules[module], attribute)
 
 
-def compiled_all_reduce(made, x):
+_groups = {}  # as vLLM's operators find them
+
+
+@functools.cache  # the operators end with their library
+def define_operators():
+    """Define vLLM's operators, as vLLM 0.32 does."""
+    library = torch.library.Library("vllm", "FRAGMENT")
+    for name, gets_longer in ("all_gather", True), ("reduce_scatter", False):
+        library.define(f"{name}(Tensor tensor, int dim, int world_size, str group_name) -> Tensor")
+
+        def call(tensor, dim, world_size, group_name, name=name):
+            return getattr(_groups[group_name].tensors, name)(tensor, dim)
+
+        def shape(tensor, dim, world_size, group_name, gets_longer=gets_longer):
+            found = list(tensor.shape)
+            found[dim] = found[dim] * world_size if gets_longer else found[dim] // world_size
+            return tensor.new_empty(found)
+
+        library.impl(name, call, "CPU")
+        torch.library.register_fake(f"vllm::{name}", shape, lib=library)
+    return library
+
+
+def compiled(made, name, x):
     """Compile a call as vLLM compiles its models: without a break of the graph."""
 
-    def doubled(x):
-        y = x + x
-        made.all_reduce(y)
-        return y * 1
+    def program(x):
+        return getattr(made, name)(x + x) * 1
 
-    return torch.compile(doubled, backend="aot_eager", fullgraph=True)(x)
+    return torch.compile(program, backend="aot_eager", fullgraph=True)(x)
 
 
 def as_in_vllm(comm, backend):
     install_stubs(dict.__setitem__)
+    define_operators()
     kind = resolve("shmring.adapters._vllm_communicator.Communicator")
     with group_of(comm, backend) as world:
         assert isinstance(world, Group) == (backend == "shmring")
@@ -235,8 +258,13 @@ def as_in_vllm(comm, backend):
             assert not made.has_own_memory
             x = values(comm.rank)
             same(made.all_reduce(x.clone()), sum(values(r) for r in ranks))
-            same(compiled_all_reduce(made, x.clone()), 2 * sum(values(r) for r in ranks))
-            same(made.all_gather(x), torch.cat([values(r) for r in made.ranks], -1))
+            _groups[made.unique_name] = made
+            total, gathered = sum(values(r) for r in ranks), torch.cat([values(r) for r in made.ranks], -1)
+            same(compiled(made, "all_reduce", x), 2 * total)
+            same(made.all_gather(x), gathered)
+            same(compiled(made, "all_gather", x), 2 * gathered)
+            rows = torch.cat([x] * len(ranks))
+            same(compiled(made, "reduce_scatter", rows.reshape(1, -1)), 2 * total.reshape(1, -1))
             if made.rank_in_group == 0:
                 made.send_tensor_dict({"x": x}, 1)
             elif made.rank_in_group == 1:
