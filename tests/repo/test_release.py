@@ -68,7 +68,7 @@ def test_every_python_that_is_promised_is_tested():
     assert JOBS["test"]["strategy"]["matrix"]["python"] == pythons()
 
 
-def test_the_oldest_python_is_the_one_that_tools_are_reported():
+def test_ruff_checks_for_the_oldest_python_and_mypy_for_each():
     assert "python_version" not in PYPROJECT["tool"]["mypy"]  # it is checked on each
     assert PYPROJECT["tool"]["ruff"]["target-version"] == f"py{pythons()[0].replace('.', '')}"
 
