@@ -19,6 +19,7 @@ from .._transport.channels import VIEW, Channels
 from .._transport.notifications import Notifications
 
 if TYPE_CHECKING:
+    from .._bootstrap.framed_socket import Address
     from .._bootstrap.host_map import Place
     from .._bootstrap.mesh import Mesh
     from .._engine.engine import Engine
@@ -35,7 +36,10 @@ class InterNodeLinks:
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
         self._mesh = mesh
         self._key = key
+        connection = next(iter(mesh.data.values()))
         try:
+            self._family, self._address = connection.family, connection.getsockname()
+            self._interface = _interface_of(self._address)
             self._channels = channels = Channels(mesh.control, *engine.message_rings())
             self._conns = InterNodeConns(
                 rank=place.rank,
@@ -55,8 +59,7 @@ class InterNodeLinks:
 
     def listen(self, ports: tuple[int, int] | None) -> tuple[socket.socket, Invitation]:
         """Listen on this host as rank 0 of a new world of these ranks. Return listener and invitation."""
-        connection = next(iter(self._mesh.data.values()))
-        listener = listen_nearby(connection.family, connection.getsockname(), ports)
+        listener = listen_nearby(self._family, self._address, ports)
         host, port, *_ = listener.getsockname()
         return listener, (secrets.token_hex(16), self.address_here(address_text(host, port)))
 
@@ -65,10 +68,7 @@ class InterNodeLinks:
 
         A link-local IPv6 address is valid with an interface only, and each host names its own interfaces.
         """
-        _, _, *flow_and_scope = next(iter(self._mesh.data.values())).getsockname()
-        if not any(flow_and_scope):
-            return address
-        return with_interface(address, socket.if_indextoname(flow_and_scope[1]))
+        return address if self._interface is None else with_interface(address, self._interface)
 
     def world(self, nprocs: int, invitation: Invitation) -> World:
         """Return the world of an invitation. Its key is this world's key, which is never sent."""
@@ -118,3 +118,9 @@ class InterNodeLinks:
         self._conns.close()
         self._channels.close_descriptors()
         self._mesh.close()
+
+
+def _interface_of(address: Address) -> str | None:
+    """Return the interface of a link-local IPv6 address of this host; None for other addresses."""
+    scope_id = address[3] if len(address) > 3 else 0
+    return socket.if_indextoname(scope_id) if scope_id else None

@@ -4,6 +4,8 @@ Hosts are stand-ins (tests/support/hosts.py).
 """
 
 import dataclasses
+import socket
+from unittest import mock
 
 import pytest
 from hosts import INTERFACE, Hosts, NoHosts
@@ -11,6 +13,7 @@ from new_ranks import RIGHT, NewRanks, values_of
 from ranks import CALL_TIMEOUT_S, Ranks
 
 import shmring
+from shmring._lifecycle import internode
 from tests.collectives.test_groups import total
 
 INTERFACES = INTERFACE, "net7"
@@ -54,6 +57,25 @@ def meet_again(_, world, first_host):
 def test_ranks_at_link_local_addresses_meet_again(two_hosts):
     with Ranks(2, on=two_hosts) as ranks:
         assert ranks(meet_again, shmring.world(2), two_hosts[0]) == [[1, 1, RIGHT]] * 2
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (("fe80::1", PORT, 0, 1), f"[fe80::2%lo]:{PORT}"),
+        (("fe80::1", PORT, 7, 0), f"[fe80::2]:{PORT}"),  # a flow label alone
+        (("10.0.0.1", PORT), f"[fe80::2]:{PORT}"),
+    ],
+)
+def test_the_interface_of_invitations_is_known_from_the_start(monkeypatch, own, expected):
+    """A look-up in a group's start could fail on one rank alone."""
+    for name in ("Channels", "InterNodeConns", "Notifications"):
+        monkeypatch.setattr(internode, name, mock.Mock())
+    connection = mock.Mock(getsockname=lambda: own)
+    engine, mesh = mock.Mock(message_rings=tuple), mock.Mock(data={1: connection})
+    links = internode.InterNodeLinks(engine, mock.Mock(), mesh, b"")
+    monkeypatch.delattr(socket, "if_indextoname")
+    assert links.address_here(f"[fe80::2]:{PORT}") == expected
 
 
 def test_a_link_local_address_alone_is_refused():
