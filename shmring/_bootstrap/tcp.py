@@ -30,6 +30,7 @@ from .world import JoinRequest
 _CONNECT_S = 5.0  # limit of one attempt: the kernel's pauses between its own attempts keep growing
 _LONGEST_PAUSE_S = 0.25
 _LOOKUP_S = 5.0  # a name is looked up again after this time: its host may start again with another address
+_LOOKUP_SHARE = 0.1  # of the time, at most: a lookup blocks, for up to 30 s if the resolver does not answer
 _OTHER_PORT = "choose another port (SHMRING_PORT, or shmrun's --rdzv)"
 
 _log = logging.getLogger("shmring")
@@ -129,7 +130,7 @@ class _TcpConnector(Connector):
         self._address = request.world.address
         self._ports = ports
         self._where: Sequence[tuple[int, Address]] = ()
-        self._looked_up_s = 0.0
+        self._look_up_at_s = 0.0
         self._listener: socket.socket | None = None
         self._rows: list[Row] = []
         self._nonce = b""
@@ -153,7 +154,7 @@ class _TcpConnector(Connector):
             self._listener = None
 
     def _open(self) -> FramedSocket | None:
-        if not self._where or self._request.now_s() - self._looked_up_s >= _LOOKUP_S:
+        if not self._where or self._request.now_s() >= self._look_up_at_s:
             self._look_up()
         for family, address in self._where:
             within = self._request.deadline.within(_CONNECT_S)
@@ -170,6 +171,7 @@ class _TcpConnector(Connector):
         return None
 
     def _look_up(self) -> None:
+        begin_s = self._request.now_s()
         try:
             self._where = _resolve(self._address)
         except OSError as error:  # the name may become known once its host has started
@@ -177,7 +179,8 @@ class _TcpConnector(Connector):
                 raise explain(error, f"looking up {self._address}") from error
             self._why = f"its name is not known here: {error.strerror}"
         self._request.deadline.clock.count()  # a lookup may block for many seconds
-        self._looked_up_s = self._request.now_s()
+        now_s = self._request.now_s()
+        self._look_up_at_s = now_s + max(_LOOKUP_S, (now_s - begin_s) / _LOOKUP_SHARE)
 
     def _trying(self) -> str:
         return f" at {self._address} ({self._why})"

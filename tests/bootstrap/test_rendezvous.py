@@ -5,6 +5,7 @@ Ranks are threads on loopback that say they are on different hosts.
 
 import collections
 import dataclasses
+import errno
 import os
 import pickle
 import random
@@ -12,6 +13,7 @@ import socket
 import threading
 import time
 import traceback
+import types
 
 import pytest
 from rendezvous import (
@@ -37,9 +39,10 @@ from shmring._bootstrap import connector as connector
 from shmring._bootstrap import join as bootstrap
 from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.join import World, join, world
+from shmring._bootstrap.world import JoinRequest
 from shmring._config.settings import parse_address
 from shmring._lifecycle import startup
-from shmring._system import segments
+from shmring._system import deadline, segments
 from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 
 # --- meeting ---
@@ -143,6 +146,27 @@ def test_a_name_is_looked_up_again(monkeypatch):
     by_name = dataclasses.replace(meeting, address=meeting.address.replace("127.0.0.1", "moved"))
     close(in_threads(coming(meeting, 0, node="a"), coming(by_name, 1, node="b")))
     assert len(lookups) > 1
+
+
+def test_a_resolver_that_does_not_answer_takes_a_tenth_of_the_time(monkeypatch):
+    now, lookups = [0.0], []
+
+    def unanswered(*arguments, **keywords):
+        lookups.append(now[0])
+        now[0] += 10.0
+        if len(lookups) > 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.9", 4711))]
+
+    monkeypatch.setattr(deadline, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(socket, "getaddrinfo", unanswered)
+    monkeypatch.setattr(bootstrap.tcp, "connect", lambda *_: OSError(errno.EHOSTUNREACH, "no route"))
+    request = JoinRequest(world(2, address="moved:4711"), 1, "b", 300.0, deadline.Deadline(300.0))
+    late = bootstrap.tcp._TcpConnector(request, None)
+    while not request.is_over():
+        assert late._open() is None
+        now[0] += 0.05
+    assert len(lookups) == 3
 
 
 def test_all_on_one_node_is_as_without_an_address():
