@@ -35,9 +35,9 @@ from .log_files import Log, create_logs, restart_directory
 from .options import complain, parse, print_line, print_message
 from .output_mux import Front, Screen, Stream, screens
 from .stand_in import with_stand_in
-from .traceback_tail import exception_line, is_consequence, traceback_tail
+from .traceback_tail import Tier, exception_line, tier_of, traceback_tail
 
-_CAUSE_S = 1.0  # time for the cause to appear if the first failure is a consequence of another rank's
+_CAUSE_S = 1.0  # time for the cause to appear if the first failure may be a consequence of another rank's
 _SWEEP_S = 1.0  # time for processes that the ranks have left running
 _READER_S = 1.0  # after a signal to end, time for the reader of the output to take the next part
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # forwarded; the ranks must then end
@@ -457,7 +457,7 @@ class _Run:
             ended = f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}"
             self._screens[1].show(_ERR, f"shmrun: {ended}".encode(), ends=False)
         elif not self._stopping:
-            patience_s = _CAUSE_S if is_consequence(rank.traceback_tail) else 0.0
+            patience_s = _CAUSE_S if tier_of(rank.traceback_tail) > Tier.OWN else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
     def _drain(self, rank: _Rank) -> None:
@@ -513,7 +513,7 @@ class _Run:
         """Return the ranks that failed by themselves, causes before consequences."""
         return sorted(
             (rank for rank in self._ranks if rank.failed_at is not None),
-            key=lambda rank: (is_consequence(rank.traceback_tail), rank.failed_at),
+            key=lambda rank: (tier_of(rank.traceback_tail), rank.failed_at),
         )
 
     def _conclude(self) -> int:

@@ -28,6 +28,7 @@ from .._system.limits import cpus_for_each, explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
 from ..errors import Aborted, Error, RankFailed, Timeout
 
+from .traceback_tail import Tier, tier_of_chain
 _GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
 _EXIT_S = 5.0  # time for a rank to exit after it has reported
@@ -248,16 +249,13 @@ def _pickle_value(value: Any) -> bytes:
 
 # --- failures ---
 
-# Tiers of failures: the lower, the more probable it is that the failure is the first cause.
-_OWN, _COMMON, _CONSEQUENCE = 0, 1, 2
-
 
 @dataclass
 class _Failure:
     """The failure of a rank, sent to the launcher. The pickle may fail to load; the text always loads."""
 
     words: str
-    tier: int = _OWN
+    tier: Tier = Tier.OWN
     at: float = field(default_factory=time.monotonic)  # one clock for all processes of a host
     pickled: bytes | None = None
     traceback: str = ""
@@ -316,20 +314,20 @@ def _stack_text(error: BaseException) -> str:
     return "".join(lines)
 
 
-def _tier(error: BaseException, rank: int) -> int:
-    """Order failures: a rank's own exception, an error that all ranks get, an error about another rank."""
-    tier = _COMMON
+def _tier(error: BaseException, rank: int) -> Tier:
+    """Return the tier of a rank's failure, from the exceptions that its traceback shows."""
     link: BaseException | None = error
-    seen: set[int] = set()
-    while link is not None and id(link) not in seen:
-        if isinstance(link, (RankFailed, Aborted)) and link.rank != rank:
-            return _CONSEQUENCE
-        # A Mismatch may come from a collective in the `finally` that the rank's own exception has reached.
-        if not isinstance(link, Error):
-            tier = _OWN
-        seen.add(id(link))
-        link = link.__cause__ or link.__context__
-    return tier
+    chain: dict[int, Tier] = {}
+    while link is not None and id(link) not in chain:
+        chain[id(link)] = _tier_of_one(link, rank)
+        link = link.__cause__ if link.__suppress_context__ else link.__context__
+    return tier_of_chain(list(chain.values())[::-1])
+
+
+def _tier_of_one(link: BaseException, rank: int) -> Tier:
+    if isinstance(link, (RankFailed, Aborted)) and link.rank != rank:
+        return Tier.CONSEQUENCE
+    return Tier.COMMON if isinstance(link, Error) else Tier.OWN
 
 
 # --- the rank's side ---

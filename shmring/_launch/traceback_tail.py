@@ -1,10 +1,11 @@
-"""Find the traceback with which a rank ended, and tell whether another rank's failure caused it.
+"""Find the traceback with which a rank ended, and how probable it is that its failure came first.
 
 The traceback is taken from stderr as Python writes it, so scripts need no decorator.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Sequence
 
@@ -18,16 +19,26 @@ _MARGIN = re.compile(r"^ +[|+] ?")  # the margin of an exception group
 _NEXT_OF_GROUP = re.compile(r"^ +\+(-\+)?-+ \S+ -+$")
 _NO_CAUSE = re.compile(rf"( |$|(Exception Group )?{_TRACEBACK}|\w*ExceptionGroup: |-+$)")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")  # FORCE_COLOR, from Python 3.13 on
-_CONSEQUENCE = re.compile(
-    r"shmring\.[\w.]*(RankFailed|Aborted|Mismatch):"
+_MISMATCH = re.compile(r"shmring\.[\w.]*Mismatch:")
+_ABOUT_ANOTHER = re.compile(
+    r"shmring\.[\w.]*(RankFailed|Aborted):"
     r"|shmring\.mpi4py\.MPI\.Exception: (the communicator was aborted|a process has failed)"
 )
+
+
+class Tier(enum.IntEnum):
+    """Kinds of failures. The lower, the more probable it is that the failure is the first cause."""
+
+    OWN = 0  # a rank's own exception
+    CHAINED = 1  # an own exception, then an error that several ranks get: the first one may have been handled
+    COMMON = 2  # an error that several ranks get, such as Mismatch
+    CONSEQUENCE = 3  # an error about another rank
 
 
 def traceback_tail(lines: list[str]) -> list[str]:
     """Return the last traceback that is not incidental, with its causes; else the last lines."""
     plain = [_COLOUR.sub("", line) for line in lines]
-    heads = [at for at, line in enumerate(plain) if _HEAD.match(line)]
+    heads = _heads(plain)
     if not heads:
         return lines[-_LAST_LINES:]
     starts = [at for at in heads if at < 2 or not plain[at - 2].startswith(_CHAIN)] or heads[:1]
@@ -35,20 +46,42 @@ def traceback_tail(lines: list[str]) -> list[str]:
     return lines[own[-1] if own else starts[-1] - 1 :]
 
 
-def is_consequence(words: Sequence[str]) -> bool:
-    """Return whether the first exception, or each of a group, is about other ranks.
+def tier_of(words: Sequence[str]) -> Tier:
+    """Return the tier of the failure that a traceback tail shows."""
+    plain = [_COLOUR.sub("", line) for line in words]
+    heads = _heads(plain) or [0]
+    ends = [*heads[1:], None]
+    chain = [_tier_of_one(_causes(plain[at:end])) for at, end in zip(heads, ends, strict=True)]
+    return tier_of_chain(chain)
 
-    All ranks raise the same Mismatch. A rank that raised another exception before it is the cause.
-    """
-    causes = _causes(words)
-    return bool(causes) and all(_CONSEQUENCE.match(cause) for cause in causes)
+
+def tier_of_chain(chain: Sequence[Tier]) -> Tier:
+    """Return the tier of a failure from those of its exceptions, the first one first."""
+    if Tier.CONSEQUENCE in chain:
+        return Tier.CONSEQUENCE
+    # The first exception may have led to the last, by a collective in a `finally`, or may have been handled.
+    return Tier.CHAINED if chain[0] < chain[-1] else chain[0]
 
 
 def exception_line(words: Sequence[str]) -> str:
     """Return the line that names the exception of a traceback tail; without a traceback, the last line."""
-    heads = [at for at, line in enumerate(words) if _HEAD.match(_COLOUR.sub("", line))]
+    heads = _heads([_COLOUR.sub("", line) for line in words])
     causes = _causes(words[heads[-1] :]) if heads else []
     return causes[0] if causes else words[-1]
+
+
+def _heads(plain: Sequence[str]) -> list[int]:
+    """Return the indices of the lines with which tracebacks begin."""
+    return [at for at, line in enumerate(plain) if _HEAD.match(line)]
+
+
+def _tier_of_one(causes: Sequence[str]) -> Tier:
+    """Return the tier of an exception, or the lowest of a group's members."""
+    if causes and all(_ABOUT_ANOTHER.match(cause) for cause in causes):
+        return Tier.CONSEQUENCE
+    if causes and all(_ABOUT_ANOTHER.match(cause) or _MISMATCH.match(cause) for cause in causes):
+        return Tier.COMMON
+    return Tier.OWN
 
 
 def _causes(words: Sequence[str]) -> list[str]:

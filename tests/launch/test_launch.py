@@ -671,6 +671,11 @@ def test_failures_are_ordered_by_cause_then_time():
     loop = ValueError("loop")
     loop.__context__ = loop
     assert spawn._tier(loop, 0) == spawn._tier(ValueError("x"), 0)
+    handled = shmring.Mismatch("x")  # by `except KeyError`, or raised in a `finally`
+    handled.__context__ = KeyError("k")
+    assert spawn._tier(ValueError("x"), 0) < spawn._tier(handled, 0) < spawn._tier(shmring.Mismatch("x"), 0)
+    handled.__suppress_context__ = True  # by `raise ... from None`
+    assert spawn._tier(handled, 0) == spawn._tier(shmring.Mismatch("x"), 0)
 
 
 def leave_before_a_collective(comm):

@@ -352,6 +352,25 @@ def test_reports_of_other_ranks_are_not_the_failure(shmrun):
     assert "rank 1 of 3 failed first: exit status 9" in done.stderr
 
 
+def test_a_mismatch_on_one_rank_precedes_the_report_that_the_rank_has_left(shmrun):
+    code = """
+        import numpy, shmring
+        comm = shmring.init()
+        if rank == 0:
+            comm.send(numpy.ones(3), 1)
+            comm.barrier()
+        try:
+            comm.recv(numpy.ones(3, "f4"), 0)
+        finally:
+            comm.close()
+            time.sleep(0.1)  # the other one is faster
+        """
+    done = shmrun(code)
+    assert done.stderr.splitlines()[-1].startswith(
+        "shmrun: rank 1 of 2 failed first: exit status 1: shmring.Mismatch: "
+    )
+
+
 def test_ranks_that_do_not_end_are_killed_after_the_grace(shmrun):
     code = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

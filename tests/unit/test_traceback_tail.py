@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from shmring._launch.traceback_tail import exception_line, is_consequence, traceback_tail
+from shmring._launch.traceback_tail import Tier, exception_line, tier_of, traceback_tail
 
 # A class that Python prints like RankFailed, without ranks.
 RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
@@ -14,7 +14,7 @@ RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
 
 def words(text):
     last = traceback_tail(text.strip("\n").splitlines())
-    return last, is_consequence(last)
+    return last, tier_of(last) is Tier.CONSEQUENCE
 
 
 def words_of(tmp_path, code):
@@ -60,12 +60,26 @@ def test_what_led_to_it_belongs_to_it():
     assert words("Traceback (most recent call last):\n  x\nshmring.errors.Timeout: rank 1")[1] is False
 
 
-def test_a_mismatch_is_a_consequence_unless_another_exception_led_to_it():
-    mismatch = "Traceback (most recent call last):\n  x\nshmring.Mismatch: the ranks' calls do not match"
-    own = "Traceback (most recent call last):\n  x\nValueError: mine"
-    during = "During handling of the above exception, another exception occurred:"
-    assert words(mismatch)[1]
-    assert not words(f"{own}\n\n{during}\n\n{mismatch}")[1]
+OWN, MISMATCH, GONE = "ValueError: mine", "shmring.Mismatch: not the same", "shmring.RankFailed: rank 1"
+
+
+@pytest.mark.parametrize(
+    ("chain", "tier"),
+    [
+        ([OWN], Tier.OWN),
+        ([OWN, OWN], Tier.OWN),
+        ([OWN, MISMATCH], Tier.CHAINED),
+        ([MISMATCH], Tier.COMMON),
+        ([MISMATCH, OWN], Tier.COMMON),
+        ([GONE], Tier.CONSEQUENCE),
+        ([OWN, GONE], Tier.CONSEQUENCE),
+        ([GONE, MISMATCH, OWN], Tier.CONSEQUENCE),
+    ],
+)
+def test_all_exceptions_of_a_chain_count(chain, tier):
+    during = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    text = during.join(f"Traceback (most recent call last):\n  x\n{line}" for line in chain)
+    assert tier_of(traceback_tail(text.splitlines())) is tier
 
 
 @pytest.mark.parametrize("error", ["the communicator was aborted: rank 1", "a process has failed: rank 1"])
