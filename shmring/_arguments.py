@@ -1,8 +1,9 @@
-"""Check of arguments that are integers. Any module may import it."""
+"""Checks of arguments that are integers or lists. Any module may import them."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import ItemsView, KeysView, Mapping, Set
 from typing import SupportsIndex
 
 
@@ -12,3 +13,10 @@ def integer(what: str, number: SupportsIndex) -> int:
         return operator.index(number)
     except TypeError:
         raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+
+
+def is_no_list(given: object) -> bool:
+    """Return whether a value that can be iterated over is a text, bytes, a mapping or an unordered set."""
+    if isinstance(given, (KeysView, ItemsView)):  # sets that have the order of their mapping
+        return False
+    return isinstance(given, (str, bytes, bytearray, memoryview, Mapping, Set))

@@ -21,6 +21,7 @@ from .point_to_point cimport Messages
 from .vector cimport run_vector
 
 from . import objects
+from .._arguments import is_no_list
 from .._diagnostics import failures, flight_recorder
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
@@ -784,7 +785,7 @@ cdef class Comm(Messages):
         try:
             frames = None
             if self.root_number(root) == self.own_rank:
-                if items is None or isinstance(items, (dict, set, frozenset)):  # a dict would give its keys
+                if items is None or is_no_list(items):  # a dict would give its keys
                     kind = "None" if items is None else f"a {type(items).__name__}"
                     raise TypeError(f"items is {kind}; give a list with one object for each rank")
                 frames = list(map(objects.as_array, map(objects.pack, items)))

@@ -16,19 +16,20 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
 from typing import Any, Literal, TypeVar, overload
 
+from .._arguments import is_no_list
 from .._bootstrap.join import World, check_nprocs, world
 from .._system.deadline import Deadline
 from .._system.limits import cpus_for_each, explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
 from ..errors import Aborted, Error, RankFailed, Timeout
-
 from .traceback_tail import Tier, tier_of_chain
+
 _GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
 _EXIT_S = 5.0  # time for a rank to exit after it has reported
@@ -89,7 +90,7 @@ def spawn(
     nprocs : int
         Number of ranks.
     args : iterable
-        Positional arguments after `comm`.
+        Positional arguments after `comm`. A text, bytes, a mapping, a set or an array is a TypeError.
     kwargs : mapping, optional
         Keyword arguments.
     timeout : float, optional
@@ -127,9 +128,11 @@ def spawn(
         raise TypeError(f"fn is {fn!r}; it must be callable as fn(comm, *args, **kwargs)")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"the timeout is {timeout!r}; it must be more than 0 seconds, or None")
-    if not isinstance(args, Iterable) or _is_one_argument(args):
-        shown = f"{args!r:.60}"
-        raise TypeError(f"args is {shown}; give a list of the arguments after comm: args=[{shown}]")
+    # An array is one argument, not one for each of its rows.
+    if not isinstance(args, Iterable) or is_no_list(args) or hasattr(args, "__array__"):
+        whole = repr(args)
+        listed = whole if len(whole) <= 60 else "..."
+        raise TypeError(f"args is {whole:.60}; give a list of the arguments after comm: args=[{listed}]")
     call: _Call = (fn, tuple(args), dict(kwargs or {}))
     method = _checked_method(method) or _default_method(fn)
     payload = b"" if method == "fork" else _pickle_call(call)
@@ -151,11 +154,6 @@ def spawn(
     if failure is not None:
         raise failure
     return launch.results()
-
-
-def _is_one_argument(args: Iterable[Any]) -> bool:
-    """Return whether `args` is a value that was given without the list around it."""
-    return isinstance(args, (str, bytes, bytearray, Mapping, Set)) or hasattr(args, "__array__")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Objects between ranks: everything that pickles, of any size, arrays inside at full length, and refused
 objects."""
 
+import collections
 import dataclasses
 import pickle
 
@@ -132,6 +133,8 @@ def refused(comm):
         "items": lambda: comm.scatter_object([1], comm.rank),
         "no items": lambda: comm.scatter_object(None, comm.rank),
         "a dict": lambda: comm.scatter_object({0: "first", 1: "second"}, comm.rank),
+        "a mapping": lambda: comm.scatter_object(collections.UserDict(first=0, second=1), comm.rank),
+        "a text": lambda: comm.scatter_object("ab", comm.rank),
     }
     for name, attempt in attempts.items():
         with pytest.raises((TypeError, ValueError)) as caught:
@@ -148,6 +151,8 @@ def test_a_refusal_on_all_ranks_has_no_other_effect(world_of):
         assert "1 items for 2 ranks" in text["items"]
         assert "items is None; give a list" in text["no items"]
         assert "items is a dict; give a list" in text["a dict"]
+        assert "items is a UserDict; give a list" in text["a mapping"]
+        assert "items is a str; give a list" in text["a text"]
 
 
 def refused_by_one(comm):

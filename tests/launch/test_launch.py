@@ -726,7 +726,20 @@ def test_ranks_share_the_threads_of_numerical_libraries(monkeypatch, method):
     assert shmring.spawn(threads_of, 2, method=method) == ["7"] * 2
 
 
-@pytest.mark.parametrize("args", [5, "ab", b"ab", {"rate": 0.1}, {7}, np.arange(2)])
+@pytest.mark.parametrize("args", [5, "ab", b"ab", memoryview(b"ab"), {"rate": 0.1}, {7}, np.arange(2)])
 def test_args_that_are_no_list_are_refused(args):
     with pytest.raises(TypeError, match=re.escape(f"args is {args!r}; give a list")):
         shmring.spawn(print, 1, args=args)
+
+
+def test_advice_is_whole_or_left_out():
+    with pytest.raises(TypeError, match=re.escape("args=['ab']")):
+        shmring.spawn(print, 1, args="ab")
+    with pytest.raises(TypeError, match=re.escape("args=[...]")):
+        shmring.spawn(print, 1, args="ab" * 30)
+
+
+def test_the_keys_of_a_dict_are_arguments():
+    assert shmring.spawn(lambda comm, *args: args, 1, args={"a": 1, "b": 2}.keys(), method="fork") == [
+        ("a", "b")
+    ]

@@ -62,7 +62,7 @@ C_HOUSE = {
 # The folders of shmring/ and the modules at its top, from the ground up, each with its allowed imports.
 FOLDERS = {
     "errors": set(),
-    "_arguments": set(),  # the check of integers
+    "_arguments": set(),  # the checks of integers and lists
     "model": set(),  # of costs
     "_config": set(),
     "_core": set(),
@@ -109,6 +109,7 @@ FOLDERS = {
         "mpi4py",
     },  # public names
     "_launch": {
+        "_arguments",
         "errors",
         "_config",
         "_system",
