@@ -89,7 +89,7 @@ def function_of_region(
     no_trace: Any,
     tokens: Any,
     nothing: type,
-) -> Any:
+) -> Callable[..., Any]:
     """Return a function that calls a compiled region, and returns when its collectives are over.
 
     plain is called in its place while JAX traces: `context.trace` is then not no_trace. tokens.current_tokens

@@ -284,7 +284,7 @@ def jit(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., 
     functools.update_wrapper(call, function)
     for name in ("lower", "trace", "eval_shape"):  # of the plain program, to inspect or to compile it
         setattr(call, name, getattr(inner, name))
-    call._region = outer
+    call._region = outer  # type: ignore[attr-defined]
     return call
 
 

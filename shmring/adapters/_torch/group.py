@@ -102,8 +102,8 @@ _REDUCE_SCATTER = c10d.ReduceScatterOptions()
 _OF_PYTHON = vars(c10d)  # globals of the module that makes most calls from Python
 _UNSEEN = contextlib.nullcontext()
 # The most time for which the issuing thread itself waits for a call. A bucket of DDP takes some tenths of a
-# millisecond, and the ranks come to it at different times; in the background the call would take CPU time from the
-# backward pass, and its data would leave the cache.
+# millisecond, and the ranks come to it at different times. In the background the call would take CPU time
+# from the backward pass.
 _LINGER_S = 2e-3
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
