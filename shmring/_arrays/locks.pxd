@@ -22,6 +22,7 @@ cdef class Locks:
     cdef int check_usable(self) except -1
     cdef int take(self, int index, double timeout_s) except -1
     cdef int wait(self, int index, double timeout_s) except -1   # takes the lock for this rank; does not set holder
+    cdef int sleep(self, int index, double timeout_s) except -1
     cdef int raise_late(self, int owner, int index, double timeout_s) except -1
     cdef int report_owner(self, int owner, int status, int index) except -1
     cdef int leave(self, int index) except -1

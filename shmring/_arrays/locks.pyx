@@ -30,6 +30,7 @@ cdef extern from "sync/lock.h" nogil:
     int sr_lock_owner(const sr_lock *)
     bint sr_lock_spin(sr_lock *, int rank, int pauses)
     bint sr_lock_sleep(sr_lock *, int rank, uint64_t limit_ns)
+    void sr_lock_pass_on(sr_lock *)
 
 LOCK_NBYTES = sizeof(sr_lock)
 
@@ -52,8 +53,6 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
     cdef uint64_t now = sr_now_ns()
     cdef uint64_t signal_ns = now + SIGNAL_INTERVAL_NS
     cdef int status
-    if sr_lock_spin(lock, g.rank, g.pauses):
-        return DONE
     begin_wait(g, SR_WAIT_LOCK, SR_AT_LOCK, begin_ns, sr_lock_owner(lock))
     while not sr_lock_sleep(lock, g.rank, g.sleep_ns):
         if sr_flag_load(&g.header.abort) != SR_NO_ABORT:
@@ -128,13 +127,28 @@ cdef class Locks:
     cdef int wait(self, int index, double timeout_s) except -1:
         cdef Group *g = &self.engine.g
         cdef sr_lock *lock = &self.first[index]
+        cdef bint is_taken
+        if sr_lock_owner(lock) == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
+            raise RuntimeError(f"this thread holds {self.kind} {index} already; taking it again would deadlock")
+        with nogil:
+            is_taken = sr_lock_spin(lock, g.rank, g.pauses)
+        if is_taken:
+            return 0
+        try:
+            self.sleep(index, timeout_s)
+        except BaseException:
+            sr_lock_pass_on(lock)
+            raise
+        return 0
+
+    cdef int sleep(self, int index, double timeout_s) except -1:
+        cdef Group *g = &self.engine.g
+        cdef sr_lock *lock = &self.first[index]
         cdef uint64_t begin_ns = sr_now_ns()
         cdef uint64_t looked_ns = begin_ns
         cdef uint64_t deadline_ns = begin_ns + ns_of(timeout_s)
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
-        if owner == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
-            raise RuntimeError(f"this thread holds {self.kind} {index} already; taking it again would deadlock")
         while status != DONE:
             with nogil:
                 status = await_lock(g, lock, begin_ns, &looked_ns, &deadline_ns, &owner)

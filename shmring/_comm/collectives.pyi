@@ -50,7 +50,9 @@ class Collectives:
     def wire(self, name: _Wire) -> None: ...
     @property
     def linger_s(self) -> float:
-        """Seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the background."""
+        """The most seconds, 0 to 0.05, for which a call with async_op=True waits before it goes to the
+        background.
+        """
     @linger_s.setter
     def linger_s(self, seconds: float) -> None: ...
     @property
@@ -223,7 +225,7 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> _Number:
-        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if
         given.
         """
     @overload
@@ -236,7 +238,7 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[_Number]:
-        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if
         given.
         """
     @overload
@@ -249,7 +251,7 @@ class Collectives:
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None:
-        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if
         given.
         """
     @overload
@@ -262,7 +264,7 @@ class Collectives:
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work[None]:
-        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if
         given.
         """
     @overload
@@ -275,7 +277,7 @@ class Collectives:
         async_op: bool,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Combine x of ranks 0 to this rank, in rank order. The result overwrites the array, or `out` if
+        """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if
         given.
         """
     @overload

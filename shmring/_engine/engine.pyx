@@ -605,8 +605,8 @@ cdef class Engine(State):
         self.leave_to_background()
         return 0
 
-    # Let an issued call wait in the foreground for at most this time. After a call that has not finished there, the next
-    # one waits for a shorter time: perhaps the other ranks always come late, and this one has other work to do.
+    # Let an issued call wait in the foreground for at most this time. After a call that has not finished there, the
+    # next one waits for a shorter time: perhaps the other ranks always come late, and this one has other work to do.
     cdef void set_linger(self, uint64_t ns) noexcept:
         self.linger_ns = self.next_linger_ns = ns
 

@@ -27,6 +27,7 @@ static inline int sr_lock_owner(const struct sr_lock *lock)
     return (int)(word & ~SR_LOCK_AWAITED) - 1;
 }
 
+/* L1. A rank that has slept must not spin: it would take the lock without the mark, and wake no other rank. */
 static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
 {
     for (int i = 0; i < pauses; i++) {
@@ -54,11 +55,17 @@ static inline bool sr_lock_sleep(struct sr_lock *lock, int rank, uint64_t limit_
     return false;
 }
 
+/* Wake another waiting rank, for one that no longer waits: the last wake-up may have come to it alone. */
+static inline void sr_lock_pass_on(struct sr_lock *lock)
+{
+    syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
 /* U1, pairs with L1, L2: the next owner sees what this one has written. Wake one rank if the lock is awaited. */
 static inline void sr_lock_leave(struct sr_lock *lock)
 {
     if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) & SR_LOCK_AWAITED)
-        syscall(SYS_futex, &lock->word, FUTEX_WAKE, 1, NULL, NULL, 0);
+        sr_lock_pass_on(lock);
 }
 
 #endif

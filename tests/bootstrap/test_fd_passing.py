@@ -103,7 +103,7 @@ def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
         while True:
             sockets[0].broadcast_descriptor(fd, check=nothing, deadline=Deadline(0.1))
 
-    with pytest.raises(Timeout, match="rank 1 did not take") as caught:
+    with pytest.raises(Timeout, match="rank 1 did not receive") as caught:
         never_taken()
     assert caught.value.rank == 1
     os.close(fd)

@@ -513,7 +513,7 @@ def test_a_rank_without_descriptors_fails_the_split_and_no_more(world_of, victim
     outcomes = world_of(3)(no_room, victim)
     assert [after for _, after in outcomes] == [3] * 3
     assert "ulimit -n" in outcomes[victim][0]
-    assert all("descriptor" in found or "its own error" in found for found, _ in outcomes), outcomes
+    assert all("descriptor" in found or "error of that rank" in found for found, _ in outcomes), outcomes
 
 
 def fork_with_groups(comm):

@@ -82,6 +82,53 @@ def test_who_comes_last_wakes_all(sleepers, layout):
     assert ranks(take_turns, 30) == [30 * ranks.size] * ranks.size
 
 
+def wait_long_for_a_lock(comm):
+    """Let all ranks but 0 sleep until a lock is free, for so long that each looks for signals when it wakes."""
+    shared = comm.shared(1, dtype="i8", locks=1)
+    shared[...] = 0
+    comm.barrier()
+    if comm.rank == 0:
+        with shared.lock(0):
+            comm.barrier()
+            time.sleep(0.05)
+    else:
+        comm.barrier()
+        with shared.lock(0):
+            shared[0] += 1
+    shared.fence()
+    return int(shared[0])
+
+
+def test_a_lock_that_was_held_for_long_wakes_all(sleepers):
+    ranks = sleepers(LAYOUTS["5"])
+    assert ranks(wait_long_for_a_lock) == [4] * 5
+
+
+def give_up_a_lock(comm):
+    """Ranks 1 and 2 wait for a lock, 1 with a timeout that has passed when the lock is free."""
+    shared = comm.shared(1, dtype="i8", locks=1)
+    comm.barrier()
+    if comm.rank == 0:
+        with shared.lock(0):
+            comm.barrier()
+            time.sleep(0.1)
+    elif comm.rank == 1:
+        comm.barrier()
+        with contextlib.suppress(shmring.Timeout), shared.lock(0, timeout=0.02):
+            pass
+    else:
+        comm.barrier()
+        time.sleep(0.05)  # the first wake-up is for the rank that came first
+        with shared.lock(0):
+            pass
+    comm.barrier()
+    return True
+
+
+def test_a_rank_that_gives_up_a_lock_wakes_another(sleepers):
+    assert sleepers(LAYOUTS["3"])(give_up_a_lock) == [True] * 3
+
+
 WAITS = {
     "barrier": lambda c: c.barrier(),
     "all_reduce": lambda c: c.all_reduce(ones(9)),

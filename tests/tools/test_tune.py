@@ -72,7 +72,7 @@ DAMAGES = {
     "format": ({"format": 2}, "not of format 1"),
     "machine": ({"machine": {"cpu": "another", "cpus": 3}}, "another machine"),
     "no tables": ({"tables": None}, "no tables"),
-    "ranks": ({"tables": {"two": {}}}, "no number of ranks"),
+    "ranks": ({"tables": {"two": {}}}, "not a number of ranks"),
     "distance": ({"tables": {"2": {"middle": {}}}}, "not by distance"),
     "values": ({"tables": {"2": {"any": [1]}}}, "names and numbers"),
     "name": ({"tables": values(speed=7)}, "does not know"),
@@ -108,11 +108,11 @@ def test_what_is_no_table_at_all_is_not_used(cache, text):
 
 def test_a_path_that_is_no_file_is_ignored_at_once(cache):
     cache.mkdir(parents=True)
-    with pytest.warns(RuntimeWarning, match="no regular file"):
+    with pytest.warns(RuntimeWarning, match="not a regular file"):
         thresholds.tables(Settings(), 2)
     cache.rmdir()
     os.mkfifo(cache)
-    with pytest.warns(RuntimeWarning, match="no regular file"):
+    with pytest.warns(RuntimeWarning, match="not a regular file"):
         thresholds.tables(Settings(), 2)
 
 
