@@ -83,7 +83,7 @@ def test_who_comes_last_wakes_all(sleepers, layout):
 
 
 def wait_long_for_a_lock(comm):
-    """Let all ranks but 0 sleep until a lock is free, for so long that each looks for signals when it wakes."""
+    """Let all ranks but 0 sleep until a lock is free, so long that each then looks for signals."""
     shared = comm.shared(1, dtype="i8", locks=1)
     shared[...] = 0
     comm.barrier()
