@@ -35,6 +35,8 @@ def put(
     stripes: Stripes, array: NDArray[Any], where: Any, values: Any, mode: str, timeout: float | None
 ) -> None:
     """Write values as `np.put` does: cast them without a check, and repeat them as necessary."""
+    if isinstance(where, tuple):
+        where = list(where)
     elements = _elements_of(array, where if mode == "raise" else _brought_inside(where, mode, array.size))
     given = np.asarray(values, array.dtype).reshape(-1)
     if given.size == 0 or elements.size == 0:
@@ -44,19 +46,9 @@ def put(
     _access(stripes, array, elements, np.ascontiguousarray(given), None, _REPLACE, timeout)
 
 
-def _refuse_index(array: NDArray[Any], where: Any) -> None:
-    """Raise TypeError if `where` looks like an index of axes. `put` takes a tuple as np.put does."""
-    if isinstance(where, tuple) and array.ndim > 1:
-        raise TypeError(
-            f"where is the tuple {where!r:.60}, and elements are numbered in C order: give a list, "
-            "or np.ravel_multi_index(where, array.shape) for the element at one index"
-        )
-
-
 def get(
     stripes: Stripes, array: NDArray[Any], where: Any, out: NDArray[Any] | None, timeout: float | None
 ) -> Any:
-    _refuse_index(array, where)
     elements = _elements_of(array, where)
     if out is None:
         taken = np.empty(elements.shape, array.dtype)
@@ -77,7 +69,6 @@ def get(
 def accumulate(
     stripes: Stripes, array: NDArray[Any], where: Any, values: Any, op: str, timeout: float | None
 ) -> None:
-    _refuse_index(array, where)
     number = _op_number(array.dtype, op)
     elements = _elements_of(array, where)
     _access(stripes, array, elements, _values_for(elements, values, array.dtype), None, number, timeout)
@@ -86,7 +77,6 @@ def accumulate(
 def fetch_and_add(
     stripes: Stripes, array: NDArray[Any], where: Any, value: Any, timeout: float | None
 ) -> Any:
-    _refuse_index(array, where)
     elements = _elements_of(array, where)
     before = np.empty(elements.shape, array.dtype)
     values = _values_for(elements, value, array.dtype)
@@ -110,6 +100,11 @@ def _access(
 def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
     """Return the elements that `where` selects in the flattened array. Errors are those of NumPy."""
     size = array.size
+    if isinstance(where, tuple) and array.ndim > 1:
+        raise TypeError(
+            f"where is the tuple {where!r:.60}, and elements are numbered in C order: give a list, "
+            "or np.ravel_multi_index(where, array.shape) for the element at one index"
+        )
     if where is ...:
         return _Elements(0, size, None, array.shape)
     if isinstance(where, slice):
