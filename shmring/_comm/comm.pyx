@@ -23,6 +23,7 @@ from .vector cimport run_vector
 from . import objects
 from .._arguments import is_no_list
 from .._diagnostics import failures, flight_recorder
+from .._engine import state
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
 from .._arrays import buffers
@@ -1007,8 +1008,7 @@ cdef class Comm(Messages):
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
         if self.endpoint.is_messaging:
-            raise RuntimeError("shrink() was called while another thread is inside a call of this communicator; "
-                               "wait for that call first")
+            raise RuntimeError(f"shrink() {state.MEANWHILE}")
         self.engine.enter_call()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
@@ -1088,8 +1088,7 @@ cdef class Comm(Messages):
             raise
         self.engine.check_idle()
         if self.endpoint.is_messaging:
-            raise RuntimeError("grow() was called while another thread is inside a call of this communicator; "
-                               "wait for that call first")
+            raise RuntimeError(f"grow() {state.MEANWHILE}")
         larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
         self.close()
         return larger
@@ -1150,8 +1149,7 @@ cdef class Comm(Messages):
         if self.engine.closed_because is not None:   # by another thread
             return
         if self.endpoint.is_messaging:
-            raise RuntimeError("close() was called while another thread is inside a call of this communicator; "
-                               "wait for that call first")
+            raise RuntimeError(f"close() {state.MEANWHILE}")
         self.endpoint.stage_sends()
         try:
             self.engine.close()   # returns at once: nothing is pending
@@ -1212,8 +1210,8 @@ cdef class Comm(Messages):
         raise TypeError("a communicator belongs to its process; send its World instead, and join it there")
 
     def __repr__(self):
-        state = "" if self.engine.closed_because is None else ", closed"
-        return f"<shmring.Comm rank {self.rank} of {self.size}{state}>"
+        closed = "" if self.engine.closed_because is None else ", closed"
+        return f"<shmring.Comm rank {self.rank} of {self.size}{closed}>"
 
 
 @atexit.register

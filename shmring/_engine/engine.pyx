@@ -168,8 +168,7 @@ cdef class Engine(State):
         if self.closed_because is not None:
             return
         if self.busy or self.call_owner != 0:
-            raise RuntimeError("close() was called while another thread is inside a call of this communicator; "
-                               "wait for that call first")
+            raise RuntimeError(f"close() {state.MEANWHILE}")
         self.finish_issued()
         self.closed_because = because   # set at once, so that no other thread begins a call
         sr_liveness_set_state(&self.g.me.liveness, SR_CLOSED)
@@ -706,8 +705,7 @@ cdef class Engine(State):
         while True:
             reap(q)   # may run any Python code, and so may the wait below
             if self.busy:
-                raise RuntimeError("close() was called while another thread is inside a call of this communicator; "
-                                   "wait for that call first")
+                raise RuntimeError(f"close() {state.MEANWHILE}")
             if not is_pending(q):
                 return 0
             last = <Issued> q.task[sr_flag_load(&q.issued) & q.mask].keeper

@@ -39,6 +39,7 @@ class _Stats(TypedDict):
     isa: str
 
 TAKEN: str  # text of the error of a second thread
+MEANWHILE: str  # end of the text if a second thread ends or replaces the communicator
 KEY_NBYTES: int
 
 def control_nbytes(nranks: int) -> int: ...

@@ -68,6 +68,7 @@ cdef uint64_t SAME_CALL_NS = 1_000_000_000   # limit of await_same_call
 # ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 TAKEN = "another thread is inside a call of this communicator; give each thread its own"
+MEANWHILE = "was called while another thread is inside a call of this communicator; wait for that call first"
 KEY_NBYTES = SR_KEY_NBYTES
 
 
