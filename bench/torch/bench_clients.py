@@ -17,7 +17,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests" / "support")]  # for bench, and for torch_ranks
 
-from torch_ranks import as_if_installed  # noqa: E402  (found by the line above)
+from engines import environment  # noqa: E402  (found by the line above)
+from torch_ranks import as_if_installed  # noqa: E402
 
 from bench.common.tables import aligned  # noqa: E402
 
@@ -34,9 +35,9 @@ def seconds(program: str, replaces: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                    str(CLIENTS / f"{program}.py"), folder]
-        environment = {**as_if_installed(Path(folder)), "SHMRING_REPLACES": replaces}
+        environ = environment(**as_if_installed(Path(folder)), SHMRING_REPLACES=replaces)
         # gloo may abort a rank whose peer ends first: the exit status says nothing about the training.
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S,
                               check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"kind"')]
     if not lines:
