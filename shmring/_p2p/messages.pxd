@@ -121,9 +121,9 @@ cdef struct Peer:
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
     # By class of length, see push_offer:
-    int[OFFER_CLASSES] nslow, nfast     # slow offers in a row; fast offers since a message last measured the ring
+    int[OFFER_CLASSES] noffers          # offers since the ring was last faster, or was last measured
     int[OFFER_CLASSES] nunoffered       # number of the next messages that are not offered
-    int[OFFER_CLASSES] last_unoffered   # the value that nunoffered got after the last slow offers
+    int[OFFER_CLASSES] last_unoffered   # the value that nunoffered last got when the ring was faster
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
@@ -134,9 +134,10 @@ cdef struct Peer:
     uint64_t place           # ... if its sender has offered it
     uint64_t block
     uint64_t copy_ns         # time that this rank has copied it, or when it began to come through the ring
-    # By class of length: bytes a ns of messages through the ring, and number of messages that it is the mean of.
+    # By class of length: bytes a ns of messages through the ring, number of messages that it is the mean of, and number
+    # of offered messages in a row that were slow.
     double[OFFER_CLASSES] ring_speed
-    int[OFFER_CLASSES] nmeasured
+    int[OFFER_CLASSES] nmeasured, nslow
     Message *receiver        # ... into the memory of this receive; if that fails, the message is discarded; or
     UnexpectedMessage *unexpected             # ... into this; both NULL: the message is discarded
 

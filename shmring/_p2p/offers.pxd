@@ -25,10 +25,13 @@ cdef enum:
     OFFER_STEP_NBYTES = 1 << 20   # read in one step, between two polls of the other ranks
     OFFER_LEAST_NS = 3000         # for so long, and for the time of a copy into the ring, the receiver may come late
     STAGED_NBYTES_A_NS = 8        # bench/peers/peers.py --call ping_pong, 64 KiB to 1 MiB
-    SLOW_IN_A_ROW = 4
+    LEAST_SLOW = 4                # slow messages in a row after which the ring is taken, if they are much too slow
+    MOST_SLOW = 12                # ... in any case: so many may bring the memory into the receiver's caches
+    HOPELESS_PERCENT = 85         # of the ring's speed: much too slow
     LEAST_UNOFFERED = 7           # messages after one that was late, or after slow ones, before the next one is offered
     MOST_UNOFFERED = 127          # ... after slow ones time and again
-    MOST_FAST = 127               # offers, before one message measures the ring again
+    ENOUGH_OFFERS = 16            # after which slow ones are not "again"
+    MOST_OFFERS = 127             # before one message measures the ring again
     MOST_MEASURED = 8             # messages through the ring in the mean of their speed
     CLASS_SHIFT = 16              # lengths below 64 KiB are the first class
     LEAST_GAIN_PERCENT = 110      # one copy has to be faster: the sender's next write to that memory is slower
@@ -69,10 +72,10 @@ cdef inline int push_offer(Matching *m, Peer *p, Message *message) noexcept nogi
         return SR_RING_WAIT
     state = sr_offer_state(message.offer)
     if state == SR_OFFER_READ:
-        note_fast(p, k)
+        note_offer(p, k)
         return SR_RING_WHOLE
     if state == SR_OFFER_READ_SLOWLY:
-        note_slow(p, k)
+        prefer_ring(p, k)
         return SR_RING_WHOLE
     if state == SR_OFFER_REFUSED:
         p.nunoffered[k] = MOST_UNOFFERED
@@ -86,20 +89,19 @@ cdef inline int push_offer(Matching *m, Peer *p, Message *message) noexcept nogi
 
 
 # The ring's speed changes with what the caches hold, so one message measures it from time to time.
-cdef inline void note_fast(Peer *p, int k) noexcept nogil:
-    p.nslow[k] = p.last_unoffered[k] = 0
-    p.nfast[k] += 1
-    if p.nfast[k] == MOST_FAST:
-        p.nfast[k] = 0
+cdef inline void note_offer(Peer *p, int k) noexcept nogil:
+    p.noffers[k] += 1
+    if p.noffers[k] == ENOUGH_OFFERS:
+        p.last_unoffered[k] = 0
+    if p.noffers[k] == MOST_OFFERS:
+        p.noffers[k] = 0
         p.nunoffered[k] = 1
 
 
-cdef inline void note_slow(Peer *p, int k) noexcept nogil:
-    p.nslow[k] += 1
-    if p.nslow[k] == SLOW_IN_A_ROW:
-        p.nslow[k] = 0
-        p.last_unoffered[k] = min(2 * p.last_unoffered[k] + LEAST_UNOFFERED, <int> MOST_UNOFFERED)
-        p.nunoffered[k] = p.last_unoffered[k]
+cdef inline void prefer_ring(Peer *p, int k) noexcept nogil:
+    p.noffers[k] = 0
+    p.last_unoffered[k] = min(2 * p.last_unoffered[k] + LEAST_UNOFFERED, <int> MOST_UNOFFERED)
+    p.nunoffered[k] = p.last_unoffered[k]
 
 
 cdef inline bint is_overdue(const Message *message) noexcept nogil:
@@ -153,14 +155,20 @@ cdef inline void take_offer(Peer *p, const sr_frame *head) noexcept nogil:
     p.copy_ns = 0
 
 
-# True if the message that this rank has just read would have been faster through the ring, or if that is not known yet.
-cdef inline bint was_slow(Matching *m, Peer *p) noexcept nogil:
+# Return the answer to a message that this rank has just read. The ring is faster only if several in a row were slow: the
+# first ones may have brought the memory into this rank's caches, where the next one finds it.
+cdef inline int answer_to(Matching *m, Peer *p) noexcept nogil:
     cdef int k = offer_class(p.incoming.nbytes)
-    cdef double speed
+    cdef double percent = 0   # of the ring's speed, if that is known
     if p.copy_ns == 0 or m.g.tuning.single_copy_message_always:
-        return False
-    speed = <double> p.incoming.nbytes / <double> p.copy_ns
-    return p.nmeasured[k] == 0 or 100 * speed < LEAST_GAIN_PERCENT * p.ring_speed[k]
+        return SR_OFFER_READ
+    if p.nmeasured[k] > 0:
+        percent = 100 * (<double> p.incoming.nbytes / <double> p.copy_ns) / p.ring_speed[k]
+    p.nslow[k] = 0 if percent >= LEAST_GAIN_PERCENT else p.nslow[k] + 1
+    if p.nslow[k] < LEAST_SLOW or (p.nslow[k] < MOST_SLOW and percent > HOPELESS_PERCENT):
+        return SR_OFFER_READ
+    p.nslow[k] = 0
+    return SR_OFFER_READ_SLOWLY
 
 
 # Read one step of an offered message. Return SR_RING_WHOLE, SR_RING_DAMAGED, or SR_RING_WAIT: there is more to read, or
@@ -204,7 +212,7 @@ cdef inline int step_offer(Matching *m, Peer *p) noexcept nogil:
     # After the last byte: a sender that has ended, or a communicator that has, may have changed what was read.
     if (sr_liveness_died(&m.g.lane[p.lane].liveness)
             or sr_flag_load_after_reads(&m.g.header.abort) != SR_NO_ABORT
-            or not sr_offer_answer(offer, SR_OFFER_READ_SLOWLY if was_slow(m, p) else SR_OFFER_READ, p.inward.event)):
+            or not sr_offer_answer(offer, answer_to(m, p), p.inward.event)):
         p.reading = VOID
         return SR_RING_WAIT
     m.g.stats.messages_in_place += 1
