@@ -175,7 +175,7 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     >>> dtype_of([np.zeros(2, "f4"), np.ones(3, "f4")])
     dtype('float32')
     """
-    if not arrays:
+    if len(arrays) == 0:
         raise ValueError("the list of arrays is empty; give at least one")
     check_arrays(arrays)
     dtypes = {each.dtype for each in arrays}
@@ -234,7 +234,9 @@ def check_in_place(x: NDArray[Any]) -> None:
     """
     check_arrays([x])
     if not x.flags.c_contiguous or not x.flags.writeable:
-        raise ValueError("x is not contiguous, or read-only; pass np.ascontiguousarray(x) and use that")
+        raise ValueError(
+            "x is not contiguous in C order, or read-only; pass a copy, np.array(x, order='C'), and use that"
+        )
 
 
 def check_rule(rule: Rule) -> None:
@@ -313,16 +315,15 @@ def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring
     >>> check_folded(np.zeros(2), "sum", ["float64"]).name
     'SUM'
     """
-    if not isinstance(x, np.ndarray) or x.dtype.name not in dtypes:
-        what = x.dtype.name if isinstance(x, np.ndarray) else type(x).__name__
+    # Compare dtypes, not names: the name is the same in both byte orders.
+    if not isinstance(x, np.ndarray) or x.dtype not in [np.dtype(name) for name in dtypes]:
+        what = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"x is {what}; pass a NumPy array of {', '.join(dtypes)}")
-    if not (x.flags.c_contiguous and x.flags.writeable):
-        raise ValueError("x is not contiguous and writable; pass a = np.array(x) and copy it back")
-    name = shmring.Op(op)
-    if name not in FOLDS or (name == "avg" and x.dtype.kind == "i"):
-        raise ValueError(f"there is no {name.value!r} of {x.dtype.name}; there are {', '.join(FOLDS)}")
-    if name in ("min", "max") and x.dtype.kind == "c":
-        raise ValueError(f"{name.value!r} of complex numbers has no meaning")
+    check_in_place(x)
+    name, missing = shmring.Op(op), {"i": ("avg",), "c": ("min", "max")}.get(x.dtype.kind, ())
+    allowed = [each for each in FOLDS if each not in missing]
+    if name not in allowed:
+        raise ValueError(f"op {name.value} has no meaning for {x.dtype}; give {', '.join(allowed)}")
     return name
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ import shmring
 
 from .._arguments import integer
 from ..errors import agreed
-from .flat import check_rule, one_call_to_make
+from .flat import check_arrays, check_rule, one_call_to_make
 from .rules import SGD, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -94,15 +94,16 @@ class ParameterServer:
         servers: int | Sequence[int] = 1,
         staleness: int | None = 0,
     ) -> None:
-        self.shape, self.dtype = _checked(comm, params, "broadcast"), params.dtype
         try:
+            _check_array(params)
             _check_staleness(staleness)
             ranks, dedicated = _server_ranks(comm, servers)
             if not dedicated or comm.rank in ranks:
                 check_rule(rule)
         except (TypeError, ValueError):
-            _refuse(comm, "broadcast")
+            comm.refuse("broadcast")
             raise
+        self.shape, self.dtype = params.shape, params.dtype
         begin = params.reshape(-1).copy()
         comm.broadcast(begin)
         slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
@@ -175,7 +176,7 @@ class ParameterServer:
         TypeError, ValueError, Error
             For a wrong array; or see `ParameterServer`.
         """
-        self._check(out, "all_gather")
+        self._check(out, "all_gather", is_written=True)
         self._way.pull(out.reshape(-1))
 
     def step(self, gradient: NDArray[Any], out: NDArray[Any]) -> None:
@@ -242,17 +243,27 @@ class ParameterServer:
         elif not isinstance(error, shmring.Error):  # all ranks get a shmring.Error without this abort
             self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
-    def _check(self, array: NDArray[Any], kind: str) -> None:
-        if self._serving is not None:
-            raise ValueError("this rank serves; the workers push and pull")
-        if self._has_left:
-            raise ValueError("this worker has left; push and pull before `leave` and `close`")
-        kind = kind if isinstance(self._way, _Collective) else ""
-        if _checked(self._comm, array, kind) != self.shape or array.dtype != self.dtype:
-            _refuse(self._comm, kind)
-            raise ValueError(
-                f"an array of {array.dtype}{list(array.shape)} for params of {self.dtype}{list(self.shape)}"
-            )
+    def _check(
+        self, array: NDArray[Any], kind: Literal["reduce", "all_gather"], is_written: bool = False
+    ) -> None:
+        """Check an argument. kind: the collective that other ranks call, if push and pull are collective."""
+        try:
+            if self._serving is not None:
+                raise ValueError("this rank serves; the workers push and pull")
+            if self._has_left:
+                raise ValueError("this worker has left; push and pull before `leave` and `close`")
+            _check_array(array)
+            if array.shape != self.shape or array.dtype != self.dtype:
+                raise ValueError(
+                    f"an array of {array.dtype}{list(array.shape)} for params of "
+                    f"{self.dtype}{list(self.shape)}"
+                )
+            if is_written and not array.flags.writeable:
+                raise ValueError("out is read-only; pass a writable array")
+        except (TypeError, ValueError):
+            if isinstance(self._way, _Collective):
+                self._comm.refuse(kind)
+            raise
 
 
 # ---- storage of params ----------------------------------------------------------------------------------
@@ -539,19 +550,11 @@ def _finish(transfers: Iterable[shmring.Transfer]) -> None:
         transfer.wait()
 
 
-def _checked(comm: shmring.Comm, array: NDArray[Any], kind: str) -> tuple[int, ...]:
-    """Return the array's shape. Raises TypeError or ValueError if it is not valid."""
-    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
-        _refuse(comm, kind)
-        what = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"{what} instead of params or gradients: pass NumPy arrays of float32 or float64")
+def _check_array(array: NDArray[Any]) -> None:
+    check_arrays([array])
+    if array.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"params and gradients are arrays of float32 or float64; this one is of {array.dtype}"
+        )
     if not array.flags.c_contiguous:
-        _refuse(comm, kind)
-        raise ValueError("this array is not contiguous; pass np.ascontiguousarray(x)")
-    return array.shape
-
-
-def _refuse(comm: shmring.Comm, kind: Any) -> None:
-    """Report a refused argument to the ranks that wait in the collective `kind`; "" means none."""
-    if kind:
-        comm.refuse(kind)
+        raise ValueError("this array is not contiguous in C order; pass a copy, np.array(x, order='C')")

@@ -330,6 +330,10 @@ def refuse(comm):
                 server.push(wrong)
         with pytest.raises(ValueError, match="worker"):
             server.serve()
+    server = ParameterServer(comm, np.zeros(3), SGD(1), staleness=1)
+    with pytest.raises(TypeError, match="mask would be ignored"):
+        server.push(np.ma.zeros(3))
+    server.close()
     with pytest.raises(TypeError, match="rule is None"):
         ParameterServer(comm, np.zeros(3), None)
     comm.barrier()
@@ -382,8 +386,14 @@ def refuse_to_serve(comm):
                 with pytest.raises(ValueError, match="serves"):
                     wrong(np.zeros(3))
             server.serve()
+        else:
+            read_only = np.zeros(3)
+            read_only.flags.writeable = False
+            with pytest.raises(ValueError, match="read-only"):
+                server.pull(read_only)
+            server.step(read_only, np.zeros(3))
     return True
 
 
-def test_a_rank_that_serves_does_not_work(world_of):
+def test_what_a_rank_refuses_leaves_the_others_as_they_were(world_of):
     assert all(world_of(2)(refuse_to_serve))
