@@ -106,6 +106,9 @@ class ParameterServer:
         self.shape, self.dtype = params.shape, params.dtype
         begin = params.reshape(-1).copy()
         comm.broadcast(begin)
+        given = comm.all_gather_object((ranks, dedicated, staleness))
+        if any(each != given[0] for each in given):
+            raise agreed(ValueError("the ranks give different servers or staleness; give all the same"))
         slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
         self._comm = comm
         self._has_left = False
@@ -523,12 +526,11 @@ def _check_staleness(staleness: int | None) -> None:
 
 def _server_ranks(comm: shmring.Comm, servers: int | Sequence[int]) -> tuple[list[int], bool]:
     """Return the ranks that have a slice, and True if they only serve."""
-    if isinstance(servers, (int, np.integer)):
-        if not 1 <= servers <= comm.size:
-            raise ValueError(
-                f"servers is {servers}; allowed: 1 to {comm.size}, the number of ranks, or a list"
-            )
-        return [number * comm.size // int(servers) for number in range(int(servers))], False
+    if not isinstance(servers, Iterable):
+        count = integer("servers", servers)
+        if not 1 <= count <= comm.size:
+            raise ValueError(f"servers is {count}; allowed: 1 to {comm.size}, the number of ranks, or a list")
+        return [number * comm.size // count for number in range(count)], False
     ranks = [integer("a server", rank) for rank in servers]
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < comm.size for rank in ranks):
         raise ValueError(f"servers is {ranks}; it must name one or more of {comm.size} ranks, each once")

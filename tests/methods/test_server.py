@@ -309,6 +309,7 @@ WRONG = {
     "no worker": ({"servers": [0, 1]}, ValueError, "leave one out"),
     "staleness": ({"staleness": -1}, ValueError, "staleness"),
     "half a step": ({"staleness": 0.5}, TypeError, "integer"),
+    "a float": ({"servers": 1.0}, TypeError, "servers is 1.0; it must be an integer"),
 }
 
 
@@ -342,6 +343,24 @@ def refuse(comm):
 
 def test_wrong_arguments_are_refused(world_of):
     assert all(world_of(2)(refuse))
+
+
+OTHERS = {
+    "servers": lambda rank: {"servers": [rank]},
+    "kind": lambda rank: {"servers": [0] if rank else 1},
+    "staleness": lambda rank: {"servers": [0], "staleness": rank},
+}
+
+
+def give_others(comm, what):
+    with pytest.raises(ValueError, match="different servers or staleness"):
+        ParameterServer(comm, np.zeros(3), SGD(1), **OTHERS[what](comm.rank))
+    comm.barrier()
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_ranks_that_give_other_servers_are_reported(world_of, what):
+    world_of(2)(give_others, what)
 
 
 def refuse_one(comm):
