@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import shmring
-
 from .._arguments import integer
 from ..errors import agreed
 from .flat import agree, check_alike, check_rule, dtype_of, one_call, one_call_to_make, views
@@ -252,10 +250,10 @@ class Pipeline:
         count = batches * self.micro_batches
         try:
             self._learn(count, inputs, loss_gradient)
-        except Exception as error:  # the other stages would wait for this stage's messages
-            of_recv = shmring.Mismatch, shmring.Truncated  # shmring's other errors end the communicator
-            if isinstance(error, of_recv) or not isinstance(error, shmring.Error):
-                self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
+        except Exception as error:
+            # The other stages would wait for this stage's messages. A shmring.Error may come from recv or
+            # from another communicator. If this communicator has ended, abort changes nothing.
+            self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
             raise
 
     def _learn(
@@ -292,7 +290,10 @@ class Pipeline:
             self._receive(x, self._comm.rank - 1, FORWARD)
         y, saved = self._forward_pass(self._weights_for(number), x)
         if loss_gradient is not None and self._is_last:
-            self._saved[number] = saved, loss_gradient(number, y)
+            gradient = loss_gradient(number, y)
+            if gradient is None:
+                raise ValueError("loss_gradient returned None; return the gradient with respect to y")
+            self._saved[number] = saved, gradient
             return
         self._saved[number] = saved, None
         self._sending[FORWARD, number] = self._comm.isend(y, self._comm.rank + 1, FORWARD)

@@ -5,6 +5,7 @@ This module uses only a communicator's public API.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterable
@@ -148,8 +149,10 @@ class ReductionServers:
         chunk = self._elements_of_chunk(flat)
         try:
             self._comm.run_steps(self._reduce_by_servers, flat, chunk, op, begun=True)
-        except shmring.Error as error:
-            self._end(error)
+        except BaseException as error:
+            here.abort("an all_reduce by reduction servers has failed")  # this host's workers wait in `here`
+            if isinstance(error, shmring.Error):
+                self._end(error)
             raise
 
     def _reduce_by_servers(self, flat: _Array, chunk: int, op: shmring.Op) -> None:
@@ -209,7 +212,6 @@ class ReductionServers:
     def _end(self, error: shmring.Error) -> None:
         """Raise the error that has ended the call for all ranks, if it arose outside this host's workers."""
         here = self._workers()
-        here.abort("an all_reduce by reduction servers has failed")
         self._comm.iprobe()
         if isinstance(error, shmring.RankFailed) and here.parent_ranks and error.rank is not None:
             self._comm.probe(here.parent_ranks[error.rank])  # the same error, with the rank's number in comm
@@ -223,10 +225,13 @@ class ReductionServers:
         Error
             As `Comm.send`.
         """
-        if self._here is not None:
-            self._announce([_END, 0, 0, 0])
-            self._here.close()
-        self._comm.close()
+        try:
+            if self._here is not None:
+                self._announce([_END, 0, 0, 0])
+        finally:
+            if self._here is not None:
+                self._here.close()
+            self._comm.close()
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +241,9 @@ class ReductionServers:
     ) -> None:
         if error is None:
             self.close()
-        elif not isinstance(error, shmring.Error):  # all ranks get a shmring.Error without this abort
+            return
+        # A shmring.Error may come from another communicator. If this one has ended, abort changes nothing.
+        with contextlib.suppress(shmring.Closed):
             self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
     # ---- the description of a call: from the first worker of each host to each reducer ----

@@ -5,7 +5,8 @@ This module uses only a communicator's public API.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -164,7 +165,7 @@ class ParameterServer:
             For a wrong array; or see `ParameterServer`.
         """
         self._check(gradient, "reduce")
-        self._way.push(gradient.reshape(-1))
+        self._run(self._way.push, gradient.reshape(-1))
 
     def pull(self, out: NDArray[Any]) -> None:
         """Copy the current params to out.
@@ -180,7 +181,7 @@ class ParameterServer:
             For a wrong array; or see `ParameterServer`.
         """
         self._check(out, "all_gather", is_written=True)
-        self._way.pull(out.reshape(-1))
+        self._run(self._way.pull, out.reshape(-1))
 
     def step(self, gradient: NDArray[Any], out: NDArray[Any]) -> None:
         """Call `push`, then `pull`.
@@ -219,7 +220,7 @@ class ParameterServer:
             See `ParameterServer`.
         """
         if self._serving is None and not self._has_left:
-            self._way.leave()
+            self._run(self._way.leave)
         self._has_left = True
 
     def close(self) -> None:
@@ -243,8 +244,18 @@ class ParameterServer:
     ) -> None:
         if error is None:
             self.close()
-        elif not isinstance(error, shmring.Error):  # all ranks get a shmring.Error without this abort
+            return
+        # A shmring.Error may come from another communicator. If this one has ended, abort changes nothing.
+        with contextlib.suppress(shmring.Closed):
             self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
+
+    def _run(self, function: Callable[..., None], *arguments: NDArray[Any]) -> None:
+        """Run a method of `_way` as one call, so that an exception in the middle ends the communicator.
+
+        Other ranks may wait for the rest of the call. Messages and one-sided access are no collectives, so
+        `begun` says that any exception is in the middle.
+        """
+        self._comm.run_steps(function, *arguments, begun=not isinstance(self._way, _Collective))
 
     def _check(
         self, array: NDArray[Any], kind: Literal["reduce", "all_gather"], is_written: bool = False
@@ -392,6 +403,7 @@ class _Pace:
         self.most_ahead = 0
 
     def advance(self, steps: int) -> None:
+        """Count steps, and let the workers continue that waited for them."""
         with self._shared.lock(0):
             self._steps[self._comm.rank] += steps
             ready = np.flatnonzero(self._waits & (self._steps - self._steps.min() <= self._staleness))
@@ -401,14 +413,15 @@ class _Pace:
 
     def keep(self) -> None:
         """Block until this worker may continue."""
-        if self._ahead(waits=True) > self._staleness:
+        while (ahead := self._ahead()) > self._staleness:
             self._comm.recv(np.empty_like(_TOKEN))
-        self.most_ahead = max(self.most_ahead, self._ahead(waits=False))
+        self.most_ahead = max(self.most_ahead, ahead)
 
-    def _ahead(self, waits: bool) -> int:
+    def _ahead(self) -> int:
+        """Return the steps that this worker is ahead of the slowest; set its wait flag if it must wait."""
         with self._shared.lock(0):
             ahead = int(self._steps[self._comm.rank] - self._steps.min())
-            self._waits[self._comm.rank] = waits and ahead > self._staleness
+            self._waits[self._comm.rank] = ahead > self._staleness
         return ahead
 
 
@@ -425,24 +438,15 @@ class _Remote:
         self._slices = slices
 
     def push(self, gradient: NDArray[Any]) -> None:
-        self._comm.run_steps(self._push, gradient, begun=True)
-
-    def _push(self, gradient: NDArray[Any]) -> None:
         _finish([self._comm.isend(gradient[part], server, _PUSH) for server, part in self._slices.items()])
 
     def pull(self, out: NDArray[Any]) -> None:
-        self._comm.run_steps(self._pull, out, begun=True)
-
-    def _pull(self, out: NDArray[Any]) -> None:
         coming = [self._comm.irecv(out[part], server, _PARAMS) for server, part in self._slices.items()]
         for server in self._slices:
             self._comm.send(_TOKEN, server, _PULL)
         _finish(coming)
 
     def leave(self) -> None:
-        self._comm.run_steps(self._leave, begun=True)
-
-    def _leave(self) -> None:
         for server in self._slices:
             self._comm.send(_TOKEN, server, _LEAVE)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from ranks import raised
 
+import shmring
 from shmring.methods.pipeline import Pipeline, one_forward_one_backward, version_of
 from shmring.methods.rules import SGD, Adam
 
@@ -294,6 +295,30 @@ def test_a_stage_that_receives_another_array_ends_the_run_for_all(three, shape, 
     for outcome in first, third:
         assert outcome.startswith("Aborted")
         assert f"stage 1: {kind}" in outcome
+
+
+def end_in_a_pass(comm, case):
+    def forward_or_fail(weights, x):
+        if comm.rank == 1 and case == "error":
+            raise shmring.Timeout("of another communicator")
+        return x, x
+
+    receives = ((2, 2), "f8") if comm.rank else None
+    pipeline = Pipeline(
+        comm, forward_or_fail, backward, [np.zeros((2, 2))], SGD(1), micro_batches=2, receives=receives
+    )
+    return raised(pipeline.run, 1, inputs=lambda _: np.ones((2, 2)), loss_gradient=lambda _, y: None)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [("error", "Timeout: of another communicator"), ("nothing", "ValueError: loss_gradient returned None")],
+)
+def test_a_pass_that_fails_ends_the_run_for_all(world_of, case, expected):
+    first, second = world_of(2)(end_in_a_pass, case)
+    assert second.startswith(expected)
+    assert first.startswith("Aborted")
+    assert f"stage 1: {expected}" in first
 
 
 def test_a_stage_that_gives_no_gradient_is_reported_of(world_of):

@@ -261,6 +261,57 @@ def test_workers_of_one_host_with_other_counts_or_ops_get_an_error(world_over_ho
         assert f"workers of one host called all_reduce {expected}" in str(outcome)
 
 
+def interrupt_one(comm):
+    """Rank 1 gives up in the middle, while rank 0 waits for it in a collective of their host.
+
+    No rank frees its communicators before the others have ended, since that would end them, too.
+    """
+    with ReductionServers(comm, [2], **TINY) as servers:
+        if comm.rank == 1:
+            servers._finish = give_up
+        try:
+            if servers.is_reducer:
+                servers.serve()
+            servers.all_reduce(np.zeros(50_001))
+        except BaseException as error:
+            comm.barrier()
+            waited = comm.rank == 0 and isinstance(error.__context__, shmring.Timeout)
+            assert not waited, "the wait for rank 1 ended at the timeout"
+            raise
+
+
+def give_up(block, chunk, back, transfers):
+    for transfer in transfers:
+        transfer.wait()
+    time.sleep(0.3)  # rank 0 has its own, and waits for this rank
+    raise GivenUp
+
+
+def leave_with_an_error(comm):
+    """Rank 1 leaves with an error of another communicator, and lives on."""
+    with ReductionServers(comm, [2]) as servers:
+        if servers.is_reducer:
+            servers.serve()
+        if comm.rank == 1:
+            raise shmring.Timeout("no such batch")
+        servers.all_reduce(np.zeros(5))
+
+
+@pytest.mark.parametrize(
+    ("leave", "nodes", "text"),
+    [
+        (interrupt_one, [0, 0, 1], "rank 1 gave up: GivenUp"),
+        (leave_with_an_error, [0, 0, 1], "rank 1 left with Timeout: no such batch"),
+        (leave_with_an_error, [0, 1, 2], "rank 1 left with Timeout: no such batch"),
+    ],
+)
+def test_a_worker_that_gives_up_ends_it_for_all(world_over_hosts, leave, nodes, text):
+    first, _, reducer = world_over_hosts(nodes).outcomes(leave)
+    for outcome in first, reducer:
+        assert isinstance(outcome, shmring.Aborted), outcome
+        assert text in str(outcome)
+
+
 def serve_on_a_worker(comm):
     with ReductionServers(comm, [0]) as servers:
         if servers.is_reducer:

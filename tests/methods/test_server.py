@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -256,7 +257,43 @@ def test_the_death_of_a_rank_ends_it_for_all(servers, staleness, victim):
             assert error.rank == 1
 
 
-def leave_with_an_error(comm, servers, staleness):
+class Interrupted(BaseException):
+    """As of a signal handler."""
+
+
+def raise_interrupted(*_):
+    raise Interrupted
+
+
+class InterruptedRule(SGD):
+    def update(self, *_):
+        raise Interrupted
+
+
+def interrupt_a_push(comm, staleness):
+    """Interrupt rank 0 in the middle of a push: rank 1 waits for its params, or for its message."""
+    weights = np.zeros(10, "f4")
+    server = ParameterServer(comm, weights, SGD(1) if staleness else InterruptedRule(1), staleness=staleness)
+    if comm.rank == 1:
+        for _ in range(1 + staleness):
+            server.push(weights)
+        server.pull(weights)
+    while staleness and not server._way._pace._waits[1]:
+        time.sleep(0.005)
+    if staleness:
+        server._way._pace._comm = types.SimpleNamespace(rank=0, send=raise_interrupted)
+    with pytest.raises(Interrupted):
+        server.push(weights)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_push_that_is_interrupted_ends_it_for_all(world_of, staleness):
+    _, waiting = world_of(2).outcomes(interrupt_a_push, staleness)
+    assert isinstance(waiting, shmring.Aborted), waiting
+    assert "rank 0 gave up: Interrupted" in str(waiting)
+
+
+def leave_with_an_error(comm, servers, staleness, kind):
     """Rank 1 lives on, and its communicator is open."""
     weights = np.zeros(1000, "f4")
     with ParameterServer(comm, weights, SGD(1), servers=servers, staleness=staleness) as server:
@@ -264,18 +301,25 @@ def leave_with_an_error(comm, servers, staleness):
             server.serve()
         for step in itertools.count():
             if (comm.rank, step) == (1, 3):
-                raise LookupError("no such batch")
+                raise kind("no such batch")
             server.step(np.ones(1000, "f4"), weights)
 
 
+# The last kind may be of another communicator, such as one that loads the batches.
 @pytest.mark.parametrize(
-    ("servers", "staleness"), [(1, 0), (3, 0), ([0], 0), (1, 2), ([0], 2), ([0, 2], 2)], ids=str
+    ("servers", "staleness", "kind"),
+    [
+        *[(servers, 0, LookupError) for servers in (1, 3, [0])],
+        *[(servers, 2, LookupError) for servers in (1, [0], [0, 2])],
+        *[(servers, 2, shmring.Timeout) for servers in (1, [0])],
+    ],
+    ids=str,
 )
-def test_an_exception_on_one_rank_ends_it_for_all_with_its_text(world_of, servers, staleness):
-    first, wrong, last = world_of(3).outcomes(leave_with_an_error, servers, staleness)
-    assert isinstance(wrong, LookupError), wrong
+def test_an_exception_on_one_rank_ends_it_for_all_with_its_text(world_of, servers, staleness, kind):
+    first, wrong, last = world_of(3).outcomes(leave_with_an_error, servers, staleness, kind)
+    assert isinstance(wrong, kind), wrong
     for error in assert_all([first, last], shmring.Aborted):
-        assert "rank 1 left with LookupError: no such batch" in str(error)
+        assert f"rank 1 left with {kind.__name__}: no such batch" in str(error)
 
 
 SHORT_S = 2
