@@ -351,7 +351,7 @@ class _OneSided:
         self._state = [comm.shared(params.size, params.dtype) for _ in range(rule.num_states)]
         self._steps = comm.shared(1, "i8")  # of all workers
         self._rule, self._scratch = rule, scratch_for(params.dtype)
-        self._plain = rule if isinstance(rule, SGD) and not rule.momentum else None
+        self._plain = rule if type(rule) is SGD and not rule.momentum else None
         self._addition = np.empty_like(params) if self._plain else params
         self._pace = pace
         if comm.rank == 0:

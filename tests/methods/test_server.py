@@ -138,6 +138,13 @@ class Clipped:
         weights -= (count == 60) / 2
 
 
+class Doubled(SGD):
+    """A rule that is no plain SGD, although its class is derived from it."""
+
+    def update(self, weights, gradient, state, scratch, step):
+        weights -= 2 * gradient
+
+
 def at_own_pace(comm, servers, staleness, rule, steps):
     """Push whole numbers, so that sums are exact in any order of arrival."""
     module._CHUNK = 300  # several of them
@@ -164,10 +171,11 @@ def test_every_gradient_is_applied_once(world_of, servers, staleness):
         assert weights in (None, [-20 * workers])
 
 
+@pytest.mark.parametrize(("rule", "expected"), [(Clipped(), -10.5), (Doubled(1), -120)], ids=["whole", "SGD"])
 @pytest.mark.parametrize("servers", [1, [0]], ids=str)
-def test_a_rule_of_ones_own_is_applied_for_every_gradient(world_of, servers):
-    for _, weights in world_of(4 if servers == [0] else 3)(at_own_pace, servers, 2, Clipped(), 20):
-        assert weights in (None, [-10.5])  # 60 gradients
+def test_a_rule_of_ones_own_is_applied_for_every_gradient(world_of, servers, rule, expected):
+    for _, weights in world_of(4 if servers == [0] else 3)(at_own_pace, servers, 2, rule, 20):
+        assert weights in (None, [expected])  # 60 gradients
 
 
 @pytest.mark.parametrize("where", ["two hosts", "four hosts"])
