@@ -296,7 +296,7 @@ class Pipeline:
             self._saved[number] = saved, gradient
             return
         self._saved[number] = saved, None
-        self._sending[FORWARD, number] = self._comm.isend(y, self._comm.rank + 1, FORWARD)
+        self._send(FORWARD, number, y, self._comm.rank + 1)
         if not self._returns:
             self._returns = [np.empty_like(y) for _ in range(2)]
 
@@ -313,14 +313,19 @@ class Pipeline:
         if self._comm.rank > 0:
             if back is None:
                 raise ValueError("backward returned no gradient of x; only rank 0 may omit it")
-            self._sending[BACKWARD, number] = self._comm.isend(back, self._comm.rank - 1, BACKWARD)
+            self._send(BACKWARD, number, back, self._comm.rank - 1)
         check_alike(gradients, self._sums, "gradients of the weights")
         for total, part in zip(self._sums, gradients, strict=True):
             np.add(total, part, out=total)
 
+    # Context 1: the passes may send messages of the program, which must not be taken for activations.
+
+    def _send(self, tag: int, number: int, x: _Array, dest: int) -> None:
+        self._sending[tag, number] = self._comm.isend(x, dest, tag, context=1)
+
     def _receive(self, x: _Array, source: int, tag: int) -> None:
         """Receive all of x: recv also takes a shorter message, which would leave old values in x."""
-        count = self._comm.recv(x, source, tag).count
+        count = self._comm.recv(x, source, tag, context=1).count
         if count != x.size:
             raise ValueError(f"stage {source} sent {count} elements instead of the {x.size} of {x.shape}")
 

@@ -321,6 +321,33 @@ def test_a_pass_that_fails_ends_the_run_for_all(world_of, case, expected):
     assert f"stage 1: {expected}" in first
 
 
+def skip(comm):
+    """The first stage sends another array of the same shape, with the default tag, to the second one."""
+
+    def forward_with_skip(weights, x):
+        if comm.rank == 0:
+            comm.send(2 * x, 1)
+            return x, x
+        other = np.empty(4)
+        comm.recv(other, 0)
+        return x - other, x
+
+    def keep(number, y):
+        seen.append(y.tolist())
+        return y
+
+    seen = []
+    passes = forward_with_skip, lambda weights, x, gradient: (gradient, [gradient])
+    receives = ((4,), "f8") if comm.rank else None
+    pipeline = Pipeline(comm, *passes, [np.zeros(4)], SGD(1), micro_batches=2, receives=receives)
+    pipeline.run(1, inputs=lambda number: np.full(4, number + 1.0), loss_gradient=keep)
+    return seen
+
+
+def test_messages_of_the_program_are_no_activations(world_of):
+    assert world_of(2)(skip)[1] == [[-1.0] * 4, [-2.0] * 4]
+
+
 def test_a_stage_that_gives_no_gradient_is_reported_of(world_of):
     first, second = world_of(2)(without_a_gradient)
     assert second.startswith("ValueError: backward returned no gradient of x")
