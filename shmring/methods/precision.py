@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LossScaler", "MasterWeights"]
 
+_LEAST_SCALE, _MOST_SCALE = 2.0**-126, 2.0**126  # in float32 these and their inverses are normal numbers
+
 
 class LossScaler:
     """A loss scaler that keeps float16 gradients from underflow; all ranks skip the same steps.
@@ -75,7 +77,7 @@ class LossScaler:
                 "backoff between 0 and 1, growth_interval 1 or more"
             )
         agree(comm, scale=scale, growth=growth, backoff=backoff, growth_interval=growth_interval)
-        self.scale = scale
+        self.scale = float(scale)  # another type of number may have less range
         self.skipped = 0  # steps skipped
         self._growth, self._backoff, self._growth_interval = growth, backoff, growth_interval
         self._good = 0  # consecutive steps without overflow
@@ -116,15 +118,15 @@ class LossScaler:
         self._overflow[...] = not all(map(_is_finite, gradients))
         self._agree()
         if self._overflow:
-            self.scale *= self._backoff
+            self.scale = min(self.scale, max(self.scale * self._backoff, _LEAST_SCALE))
             self._good = 0
             self.skipped += 1
             return False
         for source, target in zip(gradients, into, strict=True):
             np.multiply(source, 1.0 / self.scale, out=target, dtype=target.dtype)
         self._good += 1
-        if self._good == self._growth_interval:
-            self.scale *= self._growth
+        if self._good >= self._growth_interval:
+            self.scale = max(self.scale, min(self.scale * self._growth, _MOST_SCALE))
             self._good = 0
         return True
 

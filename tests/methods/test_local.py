@@ -135,6 +135,22 @@ def test_all_skip_where_an_imaginary_part_overflows(world_of):
         assert world_of(2)(complex_scaled, bad) == [bad == 1] * 2
 
 
+def at_the_limits(comm, dtype):
+    """Return the scale after a good step at the largest, and after a bad one at the least."""
+    good, bad = np.ones(1, "f4"), np.full(1, np.inf, "f4")
+    most = LossScaler(comm, scale=np.array(2.0**15, dtype)[()], growth=2.0**200, growth_interval=1)
+    least = LossScaler(comm, scale=np.array(2.0**-14, dtype)[()], backoff=2.0**-200)
+    assert most.unscale([good])
+    assert not least.unscale([bad])
+    assert least.unscale([good])  # divides by it
+    return most.scale, least.scale, good[0].item()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+def test_the_scale_stays_where_float32_has_it_and_its_inverse(world_of, dtype):
+    assert world_of(2)(at_the_limits, dtype) == [(2.0**126, 2.0**-126, 2.0**111)] * 2
+
+
 def agreed_by(comm):
     scaler = LossScaler(comm)
     gradients = [np.ones(1 << 16, "f4")]
