@@ -128,17 +128,18 @@ class GradientAccumulation(_Periodic):
             self._comm.refuse("all_reduce")
             raise
         first = self._steps % self.every == 0
-        for total, part in zip(self._views, gradients, strict=True):
-            if first:
-                total[...] = part
-            else:
-                np.add(total, part, out=total)
-        self._steps += 1
-        if self._steps % self.every:
-            return False
-        self._reduce(self._op)
-        if self._op == "avg" and self.every > 1:
-            np.divide(self._flat, self.every, out=self._flat)
+        with np.errstate(all="ignore"):  # an error on one rank would leave the others waiting
+            for total, part in zip(self._views, gradients, strict=True):
+                if first:
+                    total[...] = part
+                else:
+                    np.add(total, part, out=total)
+            self._steps += 1
+            if self._steps % self.every:
+                return False
+            self._reduce(self._op)
+            if self._op == "avg" and self.every > 1:
+                np.divide(self._flat, self.every, out=self._flat)
         return True
 
 

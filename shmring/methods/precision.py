@@ -122,8 +122,9 @@ class LossScaler:
             self._good = 0
             self.skipped += 1
             return False
-        for source, target in zip(gradients, into, strict=True):
-            np.multiply(source, 1.0 / self.scale, out=target, dtype=target.dtype)
+        with np.errstate(all="ignore"):  # an error would be of one rank only
+            for source, target in zip(gradients, into, strict=True):
+                np.multiply(source, 1.0 / self.scale, out=target, dtype=target.dtype)
         self._good += 1
         if self._good >= self._growth_interval:
             self.scale = max(self.scale, min(self.scale * self._growth, _MOST_SCALE))

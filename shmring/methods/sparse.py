@@ -194,21 +194,22 @@ def all_reduce_pairs(
     ([0, 1, 7], [1.0, 1.0, 2.0])
     """
     try:
-        length = integer("length", length)
+        length, dense_above = integer("length", length), float(dense_above)
         _check_pairs(indices, values, length)
     except (TypeError, ValueError):
         comm.refuse("all_gather")
         raise
-    own, sums = _each_once(indices, values, length)
-    row_nbytes = values.itemsize * math.prod(values.shape[1:])
-    form = zlib.crc32(f"{values.shape[1:]} {values.dtype}".encode())
-    npairs = _counts_of_all(comm, len(own), length, form).sum()
-    sent = np.dtype(np.uint32 if length <= 1 << 32 else np.int64)
-    # Rows without bytes stay sparse: a whole array has none to compare, but takes a mark for each row.
-    if row_nbytes and npairs * (sent.itemsize + row_nbytes) > dense_above * length * row_nbytes:
-        return _reduced_whole(comm, own, sums, length)
-    theirs = comm.all_gather_v(own.astype(sent), async_op=True)
-    return _added_by_rank(values=comm.all_gather_v(sums), indices=theirs.result(), length=length)
+    with np.errstate(all="ignore"):  # an error on one rank would leave the others waiting
+        own, sums = _each_once(indices, values, length)
+        row_nbytes = values.itemsize * math.prod(values.shape[1:])
+        form = zlib.crc32(f"{values.shape[1:]} {values.dtype}".encode())
+        npairs = _counts_of_all(comm, len(own), length, form).sum()
+        sent = np.dtype(np.uint32 if length <= 1 << 32 else np.int64)
+        # Rows without bytes stay sparse: a whole array has none to compare, but takes a mark for each row.
+        if row_nbytes and npairs * (sent.itemsize + row_nbytes) > dense_above * length * row_nbytes:
+            return _reduced_whole(comm, own, sums, length)
+        theirs = comm.all_gather_v(own.astype(sent), async_op=True)
+        return _added_by_rank(values=comm.all_gather_v(sums), indices=theirs.result(), length=length)
 
 
 def _each_once(indices: Array, values: Array, length: int) -> tuple[Array, Array]:

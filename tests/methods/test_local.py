@@ -6,6 +6,7 @@ from ranks import raised
 
 from shmring.methods.local import GradientAccumulation, LocalSGD
 from shmring.methods.precision import LossScaler, MasterWeights
+from shmring.methods.sparse import all_reduce_pairs
 
 SHAPES = [(3, 4), (), (0,), (1000,)]
 
@@ -149,6 +150,22 @@ def at_the_limits(comm, dtype):
 @pytest.mark.parametrize("dtype", ["f2", "f8"])
 def test_the_scale_stays_where_float32_has_it_and_its_inverse(world_of, dtype):
     assert world_of(2)(at_the_limits, dtype) == [(2.0**126, 2.0**-126, 2.0**111)] * 2
+
+
+def with_errors_of_numpy(comm):
+    """Overflow and underflow on rank 0, where NumPy is to raise; the others must not wait for it."""
+    large, small = np.full(2, 3e38 / (1 + comm.rank), "f4"), np.full(2, 1e-38, "f4")
+    with np.errstate(all="raise"):
+        sums = GradientAccumulation(comm, [large], 2, op="sum")
+        sums.add([large])
+        sums.add([large])
+        LossScaler(comm).unscale([small])
+        pairs = all_reduce_pairs(comm, np.array([1, 1]), large, 10)
+    return sums.gradients[0].tolist(), pairs[1].tolist()
+
+
+def test_no_error_of_numpy_is_raised_on_one_rank(world_of):
+    assert world_of(2)(with_errors_of_numpy) == [([np.inf] * 2, [np.inf])] * 2
 
 
 def agreed_by(comm):
