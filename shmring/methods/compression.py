@@ -18,7 +18,7 @@ from shmring.errors import agreed
 
 from .._arguments import integer
 from .._comm.error_feedback import Residuals
-from .flat import check_in_place, check_op, parts, views
+from .flat import check_in_place, check_op, parts, views, without_feedback
 
 if TYPE_CHECKING:
     from shmring import Comm, Work
@@ -227,7 +227,7 @@ class _Halves(_Vector):
                 self._decode(halves, lost)
                 np.subtract(vector, lost, out=lost)
             self._traffic["sent"] += halves.nbytes
-            # Pass a Memory, which gets no wire feedback: the stage may serve another array in the next call.
+            # As in `without_feedback`; NumPy has no bfloat16.
             memory = shmring.Memory(halves.ctypes.data, count, self._dtype, owner=halves)
             yield comm.all_reduce(memory, op, wire=self._wire, async_op=True)
             self._decode(halves, vector)
@@ -517,7 +517,7 @@ class PowerSGD(Compressor):
             firsts = [self._first_factor(x) for x in arrays]
             for matrix, first, left in zip(matrices, firsts, lefts, strict=True):
                 np.matmul(matrix, first.T, out=left)
-            yield comm.reduce(all_left, async_op=True)
+            yield comm.reduce(without_feedback(all_left), async_op=True)
             if comm.rank == 0:
                 for left in lefts:
                     left[:] = np.linalg.qr(left)[0]
@@ -528,7 +528,7 @@ class PowerSGD(Compressor):
                 for matrix, left, right in zip(matrices, lefts, rights, strict=True):
                     matrix -= left @ right
                 _keep(losses, vector)
-            yield comm.all_reduce(all_right, op, async_op=True)
+            yield comm.all_reduce(without_feedback(all_right), op, async_op=True)
             for x, first, left, right in zip(arrays, firsts, lefts, rights, strict=True):
                 first[:] = right
                 _multiply(left, right, x.reshape(len(left), -1))

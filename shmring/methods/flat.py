@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     *("FOLDS", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place", "check_op"),
-    *("check_rule", "dtype_of", "one_call", "one_call_to_make", "parts", "views"),
+    *("check_rule", "dtype_of", "one_call", "one_call_to_make", "parts", "views", "without_feedback"),
 ]
 
 FOLDS: Mapping[str, Callable[..., Any]] = {
@@ -149,6 +149,33 @@ def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray
         found.append(flat[begin:end].reshape(shape))
         begin = end
     return found
+
+
+def without_feedback(buffer: NDArray[Any]) -> Any:
+    """Return buffer in a form in which `Comm.wire` keeps no rounding errors for the buffer's next call.
+
+    For a buffer that holds other data in each call, to which those errors do not belong.
+
+    Parameters
+    ----------
+    buffer : numpy.ndarray
+        Contiguous.
+
+    Returns
+    -------
+    Memory or numpy.ndarray
+        The argument x of a collective: the same memory, in one dimension.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import without_feedback
+    >>> buffer = np.full(2, 1.0)
+    >>> comm.all_reduce(without_feedback(buffer))
+    >>> buffer
+    array([2., 2.])
+    """
+    memory = shmring.Memory.of(buffer)
+    return buffer if memory is None else memory
 
 
 def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:

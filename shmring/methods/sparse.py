@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shmring.errors import agreed
 
 from .._arguments import integer
-from .flat import agree, check_arrays, check_in_place, one_call
+from .flat import agree, check_arrays, check_in_place, one_call, without_feedback
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -120,7 +120,7 @@ class SparseAllReduce:
         blocks = packed[: len(chosen) * self._block].reshape(len(chosen), self._block)
         np.take(whole, chosen, axis=0, out=blocks, mode="clip")  # mode "raise" would make a copy
         packed[blocks.size :] = rest
-        self._comm.all_reduce(packed, operation)
+        self._comm.all_reduce(without_feedback(packed), operation)
         whole[chosen] = blocks
         rest[:] = packed[blocks.size :]
 

@@ -142,6 +142,21 @@ def test_the_power_iteration_finds_a_matrix_of_low_rank(world_of):
         assert sent == 4 * 4 * 2 * (60 + 50)
 
 
+def by_the_wire(comm):
+    """Return the bits of a matrix after calls with others of its size, and of one without."""
+    comm.wire = "int8"
+    given = np.random.default_rng(comm.rank).standard_normal((3, 100_000, 2)).astype("f4")
+    compressor, found = PowerSGD(1), given[-1].copy()
+    for matrix in given:
+        compressor.all_reduce(comm, matrix)
+    PowerSGD(1).all_reduce(comm, found)
+    return given[-1].tobytes() == found.tobytes()
+
+
+def test_what_the_wire_rounds_off_a_factor_is_not_added_to_others(world_over_hosts):
+    assert world_over_hosts([0, 1])(by_the_wire) == [True, True]
+
+
 def vectors_and_matrices(comm):
     """Those that do not pay are reduced as they are."""
     xs = [np.full(100, 1 / 3), np.full((2, 2), comm.rank + 0.1), np.full((20, 30), comm.rank, "f4")]

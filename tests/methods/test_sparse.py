@@ -97,6 +97,23 @@ def test_fewer_bytes_cross_the_wire(world_over_hosts, nodes):
     assert 3 * sum(crossed for _, crossed, _ in results) < sum(plain for _, _, plain in results)
 
 
+def after_other_blocks(comm):
+    """Return whether the same rows come to the same sums after a call with other rows."""
+    comm.wire = "int8"
+    reduce, found = SparseAllReduce(comm), []
+    rows = np.random.default_rng(comm.rank).standard_normal((200, 256)).astype("f4")
+    for begin in (0, 300, 0):
+        x = np.zeros((600, 256), "f4")
+        x[begin : begin + 200] = rows
+        reduce(x)
+        found.append(x[begin : begin + 200].tobytes())
+    return len(set(found))
+
+
+def test_what_the_wire_rounds_off_some_blocks_is_not_added_to_others(world_over_hosts):
+    assert world_over_hosts([0, 1])(after_other_blocks) == [1, 1]
+
+
 # ---- pairs ------------------------------------------------------------------------------------------------
 
 LENGTH = 100
