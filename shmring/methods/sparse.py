@@ -109,7 +109,9 @@ class SparseAllReduce:
         nblocks = len(flat) // self._block
         whole = flat[: nblocks * self._block].reshape(nblocks, self._block)
         rest = flat[whole.size :]
-        bits = np.packbits(_are_not_zero(whole))
+        # The last bit marks the end: a rank with more blocks takes it for a block in use, and then sends more
+        # elements than this rank, which is a Mismatch.
+        bits = np.packbits(np.append(_are_not_zero(whole), True))
         self._comm.all_reduce(bits, "bor")
         chosen = np.flatnonzero(np.unpackbits(bits, count=nblocks))
         self._density = len(chosen) / nblocks if nblocks else 1.0

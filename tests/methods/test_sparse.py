@@ -280,6 +280,15 @@ def test_unlike_arrays_are_an_error(world_of):
     world_of(3)(unlike)
 
 
+def longer_by_a_block_of_zeros(comm):
+    with pytest.raises(shmring.Mismatch):
+        SparseAllReduce(comm, block=BLOCK, dense_above=1)(np.zeros((3 + comm.rank) * BLOCK))
+
+
+def test_blocks_that_only_some_ranks_have_are_an_error(world_of):
+    world_of(2)(longer_by_a_block_of_zeros)
+
+
 def wrong_on_rank_0(comm, wrong, words):
     if comm.rank == 0:
         with pytest.raises((TypeError, ValueError), match=words):
