@@ -48,6 +48,7 @@ class Reduction:
     def __init__(self, comm: Comm, steps: _Steps) -> None:
         self._comm = comm
         self._steps = steps
+        self._failure: BaseException | None = None
         self._work = comm.run_steps(self._resumed)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -70,9 +71,15 @@ class Reduction:
             self._work = self._comm.run_steps(self._resumed, begun=True)
 
     def _resumed(self) -> Work[Any] | None:
-        """Run up to the next message. Suppress NumPy warnings: an overflow would warn on one rank only."""
-        with np.errstate(all="ignore"):
-            return next(self._steps, None)
+        """Run up to the next collective. NumPy must not warn: an overflow would warn on one rank only."""
+        if self._failure is not None:  # of an earlier `wait`; the steps cannot go on
+            raise self._failure
+        try:
+            with np.errstate(all="ignore"):
+                return next(self._steps, None)
+        except BaseException as error:
+            self._failure = error
+            raise
 
 
 class Compressor:
@@ -295,7 +302,7 @@ class Int8(_Vector):
 
     def __init__(self, *, stochastic: bool = False, seed: int = 0) -> None:
         super().__init__()
-        self._seed = integer("seed", seed) if stochastic else None
+        self._seed = _checked_seed(seed) if stochastic else None
         self._random: np.random.Generator | None = None
 
     def _count_with_padding(self, count: int, size: int) -> int:
@@ -400,7 +407,7 @@ class TopK(_Vector):
         super().__init__()
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio is {ratio}; it must be above 0 and at most 1, as in 0.01")
-        self._ratio = ratio
+        self._ratio = float(ratio)  # a number of NumPy would round the product with a large count
 
     def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
         if count > np.iinfo(_PAIR["index"]).max:
@@ -480,7 +487,7 @@ class PowerSGD(Compressor):
         rank = integer("rank", rank)
         if rank < 1:
             raise ValueError(f"rank is {rank}; it must be 1 or more")
-        self._rank, self._seed = rank, integer("seed", seed)
+        self._rank, self._seed = rank, _checked_seed(seed)
         self._right_factors = Residuals()  # of the last call; kept as long as the array exists
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
@@ -536,7 +543,7 @@ class PowerSGD(Compressor):
     def _first_factor(self, x: Gradient) -> Floats:
         """Return the right factor of the last call, or a random one at first; the same on all ranks."""
         n, m = _shape_of(x)
-        kept = self._right_factors.of(x, _place_of(x), self._rank * m)
+        kept = self._right_factors.of(x, (x.ctypes.data, n, m), self._rank * m)  # x may change its shape
         factor = np.zeros(self._rank * m, np.float32) if kept is None else kept
         if not factor.any() or not np.isfinite(factor).all():
             factor[:] = np.random.default_rng([self._seed, n, m]).standard_normal(len(factor), np.float32)
@@ -591,7 +598,7 @@ class ErrorFeedback(Compressor):
         self._residuals = Residuals()
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
-        kept = [self._residuals.of(x, _place_of(x), x.size) for x in arrays]
+        kept = [self._residuals.of(x, (x.ctypes.data, x.dtype.num, x.size), x.size) for x in arrays]
         all_kept = [
             np.zeros(x.size, np.float32) if lost is None else lost
             for x, lost in zip(arrays, kept, strict=True)
@@ -616,6 +623,13 @@ class _Stages:
         room = np.empty(nbytes, np.uint8) if smallest is None else self._free.pop(smallest)
         yield room[:nbytes].view(dtype)
         self._free.append(room)
+
+
+def _checked_seed(seed: int) -> int:
+    seed = integer("seed", seed)
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; it must be 0 or more")
+    return seed
 
 
 def _check(arrays: Sequence[Gradient], op: _Op) -> None:
@@ -656,7 +670,3 @@ def _keep(losses: Sequence[Floats], lost: Floats) -> None:
     """Keep the errors for the next call. Drop those not finite, or an overflow would recur in every call."""
     lost[~np.isfinite(lost)] = 0
     _part(lost, losses)
-
-
-def _place_of(x: Gradient) -> tuple[int, int, int]:
-    return x.ctypes.data, x.dtype.num, x.size

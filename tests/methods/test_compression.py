@@ -142,6 +142,19 @@ def test_the_power_iteration_finds_a_matrix_of_low_rank(world_of):
         assert sent == 4 * 4 * 2 * (60 + 50)
 
 
+def in_two_shapes(comm):
+    """The same memory as a matrix of other widths, which has a factor of its own."""
+    x, compressor = np.empty((60, 50), "f4"), PowerSGD(1)
+    for shape in ((60, 50), (50, 60), (60, 50)):
+        x[:] = 3
+        compressor.all_reduce(comm, x.reshape(shape))
+    return float(np.abs(x - 3).max())
+
+
+def test_a_matrix_may_change_its_shape(world_of):
+    assert max(world_of(2)(in_two_shapes)) < 1e-5
+
+
 def by_the_wire(comm):
     """Return the bits of a matrix after calls with others of its size, and of one without."""
     comm.wire = "int8"
@@ -353,8 +366,18 @@ def test_wrong_arguments_are_refused_and_no_rank_hangs(world_of, name, compresso
 
 
 def unequal(comm, compressor):
+    begun = []
+
+    def reduce():
+        x = np.ones(1000 + comm.rank, "f4")
+        begun.append(FORMATS[compressor]().all_reduce(comm, x, async_op=True))
+        begun[0].wait()
+
     with pytest.raises((shmring.Mismatch, ValueError)):
-        FORMATS[compressor]().all_reduce(comm, np.ones(1000 + comm.rank, "f4"))
+        reduce()
+    for reduction in begun:  # a second wait must not look like a success
+        with pytest.raises((shmring.Mismatch, ValueError)):
+            reduction.wait()
 
 
 @pytest.mark.parametrize("compressor", FORMATS)
@@ -400,7 +423,16 @@ def test_an_overflow_is_no_warning(world_of):
         assert world_of(2)(overflow, name)
 
 
-@pytest.mark.parametrize("make", [lambda: TopK(0), lambda: TopK(1.5), lambda: PowerSGD(0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TopK(0),
+        lambda: TopK(1.5),
+        lambda: PowerSGD(0),
+        lambda: PowerSGD(seed=-1),
+        lambda: Int8(stochastic=True, seed=-1),
+    ],
+)
 def test_settings_that_make_no_sense(make):
     with pytest.raises(ValueError, match="must be"):
         make()

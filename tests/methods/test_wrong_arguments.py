@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ranks import raised
 
-from shmring.methods.compression import FP16, PowerSGD
+from shmring.methods.compression import FP16, PowerSGD, TopK
 from shmring.methods.local import GradientAccumulation
 from shmring.methods.pipeline import Pipeline
 from shmring.methods.precision import LossScaler
@@ -100,6 +100,12 @@ def sum_of_factors(comm, number):
     return x
 
 
+def sum_all_of_top_k(comm, number):
+    x = np.arange(1000, dtype="f4")
+    TopK(number(1)).all_reduce(comm, x)
+    return x
+
+
 def step_in_buckets(comm, number):
     optimizer = ShardedOptimizer(comm, [np.zeros(1000)], SGD(1.0), stage=2, bucket_nbytes=number(64))
     optimizer.add(np.ones(1000))
@@ -150,6 +156,7 @@ def learn(comm, number):
         sum_sparse,
         sum_pairs_or_all,
         sum_of_factors,
+        sum_all_of_top_k,
         step_in_buckets,
         accumulate,
         sum_by_servers,
