@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ._arguments import integer
+
 __all__ = [
     "ALGORITHMS",
     "Cost",
@@ -147,7 +149,7 @@ def ring(nbytes: float, ranks: int) -> Cost:
     6
     """
     part = phase_nbytes(nbytes, ranks)
-    return Cost(2 * (ranks - 1), 2 * part, part, 2 * part)
+    return Cost(2 * _others(ranks), 2 * part, part, 2 * part)
 
 
 def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
@@ -178,7 +180,7 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
     750.0
     """
     one = ring(nbytes, ranks)
-    return Cost(one.steps, one.nbytes / links, one.folded_nbytes, one.sent_nbytes)
+    return Cost(one.steps, one.nbytes / _number("links", links), one.folded_nbytes, one.sent_nbytes)
 
 
 def direct(nbytes: float, ranks: int) -> Cost:
@@ -207,7 +209,7 @@ def direct(nbytes: float, ranks: int) -> Cost:
     2
     """
     part = phase_nbytes(nbytes, ranks)
-    return Cost(2 * (ranks > 1), 2 * part, part, 2 * part)
+    return Cost(2 * min(1, _others(ranks)), 2 * part, part, 2 * part)
 
 
 def halving_doubling(nbytes: float, ranks: int) -> Cost:
@@ -237,7 +239,7 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
     >>> model.halving_doubling(1000, 4).steps
     4
     """
-    _others(ranks)
+    ranks = _number("ranks", ranks)
     power = 1 << (ranks.bit_length() - 1)
     part = phase_nbytes(nbytes, power)
     extra = nbytes * (ranks > power)
@@ -304,7 +306,8 @@ def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
     >>> model.double_tree(1000, 4, chunks=10).steps
     22
     """
-    children = min(2, _others(ranks))
+    ranks, chunks = _number("ranks", ranks), _number("chunks", chunks)
+    children = min(2, ranks - 1)
     steps = _levels(ranks) + chunks - 1 if ranks > 1 else 0
     half = steps * children * nbytes / (2 * chunks)
     sent_halves = {1: 0, 2: 2, 3: 3}.get(ranks, 4)  # two halves up, two down to the children
@@ -336,7 +339,7 @@ def master(nbytes: float, ranks: int) -> Cost:
     2
     """
     all_others = _others(ranks) * nbytes
-    return Cost(2 * (ranks > 1), 2 * all_others, all_others, all_others)
+    return Cost(2 * min(1, _others(ranks)), 2 * all_others, all_others, all_others)
 
 
 def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
@@ -369,10 +372,7 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
     >>> model.parameter_server(1000, 4).nbytes
     8000.0
     """
-    _others(workers)
-    if servers < 1:
-        raise ValueError(f"{servers} servers; there must be 1 or more")
-    part = workers * nbytes / servers
+    part = _number("workers", workers) * nbytes / _number("servers", servers)
     busiest = max(part, nbytes)
     return Cost(2, 2 * busiest, part, busiest)
 
@@ -556,7 +556,8 @@ def phase_nbytes(nbytes: float, ranks: int) -> float:
     >>> model.phase_nbytes(1000, 4)
     750.0
     """
-    return nbytes * _others(ranks) / ranks
+    ranks = _number("ranks", ranks)
+    return nbytes * (ranks - 1) / ranks
 
 
 def phase_bound_s(nbytes: float, ranks: int, beta: float) -> float:
@@ -824,10 +825,16 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
+def _number(what: str, given: int) -> int:
+    """Return a number of ranks, servers and so on as an int of Python, which has no largest value."""
+    number = integer(what, given)
+    if number < 1:
+        raise ValueError(f"{number} {what}; there must be 1 or more")
+    return number
+
+
 def _others(ranks: int) -> int:
-    if ranks < 1:
-        raise ValueError(f"{ranks} ranks; there must be 1 or more")
-    return ranks - 1
+    return _number("ranks", ranks) - 1
 
 
 def _levels(ranks: int) -> int:

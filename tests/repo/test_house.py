@@ -63,7 +63,7 @@ C_HOUSE = {
 FOLDERS = {
     "errors": set(),
     "_arguments": set(),  # the checks of integers and lists
-    "model": set(),  # of costs
+    "model": {"_arguments"},  # of costs
     "_config": set(),
     "_core": set(),
     "_system": {"errors"},

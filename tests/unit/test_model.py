@@ -102,6 +102,13 @@ def test_the_engine_takes_as_many_steps_and_sends_as_many_bytes(world_of, size):
     assert {steps for steps, _ in ranks(steps_and_bytes, "tree", count)} == {tree.steps}
 
 
+@pytest.mark.parametrize("algorithm", [*model.ALGORITHMS, "parameter_server"])
+def test_numbers_of_ranks_may_be_numpys(algorithm):
+    call = getattr(model, algorithm)
+    for ranks in (1, 100):
+        assert repr(call(1 << 40, np.int8(ranks))) == repr(call(1 << 40, ranks))
+
+
 # ---- ring or tree -----------------------------------------------------------------------------------------
 
 
@@ -241,6 +248,8 @@ def test_a_fit_has_no_negative_numbers():
         (lambda: model.ring(8, 0), "0 ranks"),
         (lambda: model.tree(8, -1), "-1 ranks"),
         (lambda: model.parameter_server(8, 2, 0), "0 servers"),
+        (lambda: model.bidirectional_ring(8, 2, links=0), "0 links"),
+        (lambda: model.double_tree(8, 2, chunks=0), "0 chunks"),
         (lambda: model.seconds("rong", 8, 2, WIRE), "'rong'; the model has direct, ring"),
         (lambda: Link(-1, 1), "alpha_s"),
         (lambda: Link(0, 0), "beta"),
