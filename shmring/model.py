@@ -47,9 +47,9 @@ class Link:
     alpha_s : float
         The latency of a message, in seconds.
     beta : float
-        The bytes a second that a rank sends and, at the same time, receives.
+        The bandwidth: bytes per second that a rank sends, and at the same time receives.
     gamma : float
-        The bytes a second that a rank folds; infinity if folding overlaps with transfers or is included in
+        Bytes per second that a rank folds; infinity if folding overlaps with transfers or is included in
         beta.
 
     Raises
@@ -81,13 +81,13 @@ class Cost:
     Parameters
     ----------
     steps : int
-        A step costs alpha once, regardless of the number of concurrent messages.
+        Number of steps. A step costs alpha once, regardless of the number of concurrent messages.
     nbytes : float
-        The bytes through the busiest link, counted once if sending and receiving overlap.
+        Bytes through the busiest link, counted once if sending and receiving overlap.
     folded_nbytes : float
-        The bytes folded.
+        Bytes folded.
     sent_nbytes : float
-        The bytes sent by the rank that sends the most.
+        Bytes sent by the rank that sends the most.
 
     Examples
     --------
@@ -123,7 +123,7 @@ class Cost:
 def ring(nbytes: float, ranks: int) -> Cost:
     """Return the cost of reduce-scatter and all-gather in a ring (Patarasuk and Yuan 2009).
 
-    It takes 2(N-1) steps of n/N bytes.
+    It takes 2(N - 1) steps of n/N bytes.
 
     Parameters
     ----------
@@ -139,8 +139,8 @@ def ring(nbytes: float, ranks: int) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -160,8 +160,8 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
     nbytes, ranks
         As in `ring`.
     links : int
-        2 if a rank has a link for each neighbour, as in a torus, which halves a ring's time for large
-        messages. With 1 the halves share the link, and the cost is a ring's.
+        2 if a rank has a link to each neighbour, as in a torus; the time for large messages is then half of a
+        ring's. 1 if both halves share a link; the cost is then a ring's.
 
     Returns
     -------
@@ -170,8 +170,8 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -184,8 +184,9 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
 
 
 def direct(nbytes: float, ranks: int) -> Cost:
-    """Return the cost of reduce-scatter and all-gather in one step each, in which all ranks send to all:
-    shmring's own.
+    """Return the cost of shmring's own algorithm: a reduce-scatter and an all-gather, each in one step.
+
+    In a step, every rank sends to all others.
 
     Parameters
     ----------
@@ -199,8 +200,8 @@ def direct(nbytes: float, ranks: int) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -213,10 +214,10 @@ def direct(nbytes: float, ranks: int) -> Cost:
 
 
 def halving_doubling(nbytes: float, ranks: int) -> Cost:
-    """Return the cost of recursive halving, then doubling (Rabenseifner 2004).
+    """Return the cost of recursive halving and doubling (Rabenseifner 2004).
 
-    It takes 2 log2 N steps if N is a power of two. Else ranks beyond the largest power first send all data
-    and at last receive the result: 2 steps and 2n more.
+    It takes 2 log2(N) steps if N is a power of two. Otherwise the ranks beyond the largest power of two send
+    all their data before, and receive the result afterwards: 2 steps and 2n bytes more.
 
     Parameters
     ----------
@@ -230,8 +231,8 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -248,8 +249,9 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
 
 
 def tree(nbytes: float, ranks: int) -> Cost:
-    """Return the cost of reduce and broadcast along a binomial tree, without chunks: 2 ceil(log2 N) steps of
-    n.
+    """Return the cost of a reduce and a broadcast along a binomial tree, without chunks.
+
+    They take 2 ceil(log2(N)) steps of n bytes.
 
     Parameters
     ----------
@@ -263,8 +265,8 @@ def tree(nbytes: float, ranks: int) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -279,16 +281,16 @@ def tree(nbytes: float, ranks: int) -> Cost:
 def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
     """Return the cost of two binary trees, each with half of the message (Sanders, Speck and Träff 2009).
 
-    No rank has children in both. Chunks pass up, then down, in a pipeline: 2(ceil(log2 N) + chunks - 1)
-    steps. With one chunk the cost is a tree's; with many it is 2n/beta. Of two ranks, one has a child and
-    half the bytes.
+    No rank has children in both trees. Chunks pass up, then down, in a pipeline of
+    2(ceil(log2(N)) + chunks - 1) steps. With one chunk the cost is that of a tree; with many chunks the time
+    tends to 2n/beta. With two ranks a parent has one child instead of two, so the bytes are half as many.
 
     Parameters
     ----------
     nbytes, ranks
         As in `ring`.
     chunks : int
-        Number of chunks.
+        Number of chunks of each half.
 
     Returns
     -------
@@ -297,8 +299,8 @@ def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -329,8 +331,8 @@ def master(nbytes: float, ranks: int) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -345,16 +347,16 @@ def master(nbytes: float, ranks: int) -> Cost:
 def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
     """Return the cost if workers push to ranks that only serve, and pull from them (Li et al. 2014).
 
-    Each server has its part of the message. Nn/servers bytes enter a server's link, then leave it, since the
-    sum must be complete first. A worker's link carries n bytes, which is more if there are more servers than
-    workers.
+    Each of S servers has its part of the message. Nn/S bytes first enter a server's link, then as many leave
+    it, since the sum must be complete first. A worker's link carries n bytes each way, which is more if there
+    are more servers than workers.
 
     Parameters
     ----------
     nbytes : float
         Bytes of the message, n.
     workers, servers : int
-        Their numbers; N workers.
+        Numbers of workers, N, and of servers, S.
 
     Returns
     -------
@@ -363,8 +365,8 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
 
     Raises
     ------
-    ValueError
-        For fewer than one worker or server.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -378,11 +380,12 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
 
 
 def hierarchical(nbytes: float, hosts: int, ranks: int) -> tuple[Cost, Cost]:
-    """Return two costs: inside each host, and between hosts.
+    """Return the two costs of a hierarchical all-reduce: inside each host, and between hosts.
 
-    `ranks` on each of `hosts` reduce-scatter in memory, counterparts exchange their slices, and each host
-    gathers. The second cost is for a host's link, which its ranks share. One after the other they take the
-    sum of both times; if they overlap, as in shmring, they take little more than the larger one.
+    The ranks of a host reduce-scatter in memory, the ranks of different hosts that own the same slice
+    exchange it, and the ranks of a host all-gather. The second cost is for a host's link, which its ranks
+    share. One after the other, they take the sum of both times; if they overlap, as in shmring, they take
+    little more than the longer of them.
 
     Parameters
     ----------
@@ -400,8 +403,8 @@ def hierarchical(nbytes: float, hosts: int, ranks: int) -> tuple[Cost, Cost]:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -425,7 +428,7 @@ ALGORITHMS: Mapping[str, Callable[[float, int], Cost]] = {
 
 
 def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
-    """Return the cost of an algorithm; a double tree has the best number of chunks.
+    """Return the cost of an algorithm. A double tree gets the best number of chunks.
 
     Parameters
     ----------
@@ -443,8 +446,8 @@ def all_reduce(algorithm: str, nbytes: float, ranks: int, link: Link) -> Cost:
 
     Raises
     ------
-    ValueError
-        For another algorithm.
+    TypeError, ValueError
+        For another algorithm, or as `ring`.
 
     Examples
     --------
@@ -474,8 +477,8 @@ def seconds(algorithm: str, nbytes: float, ranks: int, link: Link) -> float:
 
     Raises
     ------
-    ValueError
-        For another algorithm.
+    TypeError, ValueError
+        For another algorithm, or as `ring`.
 
     Examples
     --------
@@ -487,7 +490,7 @@ def seconds(algorithm: str, nbytes: float, ranks: int, link: Link) -> float:
 
 
 def _best_chunks(nbytes: float, ranks: int, link: Link) -> int:
-    """Return the best k: each chunk costs 2 alpha; filling the pipeline takes (levels - 1)/k transfers."""
+    """Return the best k: each chunk costs 2 alpha, filling the pipeline takes (levels - 1)/k transfers."""
     bytes_s = min(2, _others(ranks)) * nbytes * (1 / link.beta + 1 / (2 * link.gamma))
     filling_s = max(_levels(ranks) - 1, 0) * bytes_s
     chunks = math.sqrt(filling_s / (2 * link.alpha_s)) if link.alpha_s else nbytes
@@ -495,7 +498,7 @@ def _best_chunks(nbytes: float, ranks: int, link: Link) -> int:
 
 
 def crossover(ranks: int, link: Link, *, short: str = "tree", long: str = "ring") -> float:
-    """Return the bytes from which on `long` is faster: 0 if it always is, infinity if it never is.
+    """Return the size from which on `long` is faster than `short`: 0 if always, infinity if never.
 
     Parameters
     ----------
@@ -514,7 +517,7 @@ def crossover(ranks: int, link: Link, *, short: str = "tree", long: str = "ring"
     Raises
     ------
     ValueError
-        For "double_tree".
+        For "double_tree", or for another algorithm.
 
     Examples
     --------
@@ -529,14 +532,14 @@ def crossover(ranks: int, link: Link, *, short: str = "tree", long: str = "ring"
     gained_s = seconds(short, 1, ranks, bare) - seconds(long, 1, ranks, bare)  # per byte
     if gained_s > 0:
         return max(0.0, later_s / gained_s)
-    return 0.0 if later_s <= 0 == gained_s else math.inf
+    return 0.0 if gained_s == 0 and later_s <= 0 else math.inf
 
 
 # ---- lower bounds of all algorithms -----------------------------------------------------------------------
 
 
 def phase_nbytes(nbytes: float, ranks: int) -> float:
-    """Return V(p-1)/p: the least that each rank sends in a reduce-scatter or all-gather of nbytes.
+    """Return V(p - 1)/p: the fewest bytes that a rank can send in a reduce-scatter or an all-gather.
 
     Parameters
     ----------
@@ -550,6 +553,11 @@ def phase_nbytes(nbytes: float, ranks: int) -> float:
     float
         Bytes.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
+
     Examples
     --------
     >>> from shmring import model
@@ -561,9 +569,9 @@ def phase_nbytes(nbytes: float, ranks: int) -> float:
 
 
 def phase_bound_s(nbytes: float, ranks: int, beta: float) -> float:
-    """Return V(p-1)/(p beta): the least time of a reduce-scatter or an all-gather.
+    """Return V(p - 1)/(p beta): the least time of a reduce-scatter or an all-gather.
 
-    It is less than V/beta for any number of ranks. An all-reduce needs both.
+    It is less than V/beta for any number of ranks. An all-reduce consists of both calls.
 
     Parameters
     ----------
@@ -577,6 +585,11 @@ def phase_bound_s(nbytes: float, ranks: int, beta: float) -> float:
     float
         Seconds.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As `phase_nbytes`.
+
     Examples
     --------
     >>> from shmring import model
@@ -587,10 +600,9 @@ def phase_bound_s(nbytes: float, ranks: int, beta: float) -> float:
 
 
 def redundant_nbytes(nbytes: float, ranks: int) -> float:
-    """Return (p-1)V: the bytes beyond one copy if each rank holds all of V bytes.
+    """Return (p - 1)V: the bytes beyond one copy if each of p ranks holds all of V bytes.
 
-    An all-gather, which makes these copies, moves as many bytes, and so does a reduce-scatter, which removes
-    them.
+    An all-gather makes these copies and moves as many bytes. So does a reduce-scatter, which removes them.
 
     Parameters
     ----------
@@ -604,8 +616,8 @@ def redundant_nbytes(nbytes: float, ranks: int) -> float:
 
     Raises
     ------
-    ValueError
-        For fewer than one rank.
+    TypeError, ValueError
+        For a number that is no integer, or less than 1.
 
     Examples
     --------
@@ -621,14 +633,14 @@ def redundant_nbytes(nbytes: float, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """A training step: compute_s seconds, then an all-reduce of gradient_nbytes without overlap.
+    """A data-parallel training step: the computation, then an all-reduce of the gradient by a ring.
 
     Parameters
     ----------
     gradient_nbytes : float
         Bytes of the gradient, D.
     compute_s : float
-        Seconds of computing, T_s.
+        Seconds of the computation, T_s. The all-reduce does not overlap with it.
 
     Raises
     ------
@@ -651,14 +663,14 @@ class Training:
             raise ValueError(f"{self}: gradient_nbytes must be 0 or more, compute_s more than 0")
 
     def transfer_s(self, ranks: float, beta: float) -> float:
-        """Return the transfer time T_t = 2D(n-1)/(nS).
+        """Return the transfer time T_t = 2D(n - 1)/(nS).
 
         Parameters
         ----------
         ranks : float
             Number of ranks, n; math.inf gives the limit.
         beta : float
-            As in `Link`, S.
+            The bandwidth of a link, S, as in `Link`.
 
         Returns
         -------
@@ -698,12 +710,12 @@ class Training:
         return 1 / (1 + self.transfer_s(ranks, beta) / self.compute_s)
 
     def transfer_s_at(self, efficiency: float) -> float:
-        """Return T_t = (1-P)/P T_s: the longest transfer for this efficiency.
+        """Return T_t = (1 - P)/P T_s: the longest transfer time for this efficiency.
 
         Parameters
         ----------
         efficiency : float
-            P, 0 to 1.
+            P, more than 0 and less than 1.
 
         Returns
         -------
@@ -720,19 +732,19 @@ class Training:
         return (1 - efficiency) / efficiency * self.compute_s
 
     def beta_for(self, efficiency: float, ranks: float) -> float:
-        """Return S = 2DP(n-1)/(n(1-P)T_s): the bytes a second that this efficiency needs.
+        """Return S = 2DP(n - 1)/(n(1 - P)T_s): the bandwidth that this efficiency needs.
 
         Parameters
         ----------
         efficiency : float
-            P, 0 to 1.
+            As in `transfer_s_at`.
         ranks : float
             As in `transfer_s`.
 
         Returns
         -------
         float
-            Bytes a second.
+            Bytes per second.
 
         Raises
         ------
@@ -770,15 +782,16 @@ def message(nbytes: float) -> Cost:
 def fit(sizes: Sequence[float], measured_s: Sequence[float], cost: Callable[[float], Cost] = message) -> Link:
     """Fit alpha and beta to the measured seconds of calls of these sizes.
 
-    The fit minimises the squares of relative errors, so that small calls count as much as large ones. beta
-    includes the folding. A result that would be negative is 0 (for beta: infinity).
+    The fit minimises the sum of the squares of relative errors, so that small calls count as much as large
+    ones. beta includes the folding. If the best alpha is negative, alpha is 0; if the best beta is negative,
+    beta is infinity.
 
     Parameters
     ----------
     sizes : list of float
         Bytes.
     measured_s : list of float
-        Seconds.
+        The seconds of a call of each size.
     cost : callable
         The cost of a call by its bytes, such as `lambda nbytes: ring(nbytes, 4)`; by default a single
         message.
@@ -791,7 +804,8 @@ def fit(sizes: Sequence[float], measured_s: Sequence[float], cost: Callable[[flo
     Raises
     ------
     ValueError
-        For fewer than two sizes.
+        For fewer than two sizes, another number of seconds than of sizes, seconds that are not positive, or
+        calls that all have the same ratio of steps to bytes.
 
     Examples
     --------

@@ -41,8 +41,8 @@ _PAIR = np.dtype([("index", "u4"), ("value", "f4")])
 class Reduction:
     """A compressed all-reduce in the background; `Compressor.all_reduce` returns it with async_op=True.
 
-    Only the first message is sent at once; `wait` sends the others. So `wait` is collective: all ranks call
-    it, in the same order for all Reductions on one communicator.
+    Only the first of its collectives starts at once; `wait` starts the others. So `wait` is collective: all
+    ranks call it, in the same order for all Reductions on one communicator.
     """
 
     def __init__(self, comm: Comm, steps: _Steps) -> None:
@@ -57,14 +57,16 @@ class Reduction:
         Parameters
         ----------
         timeout : float, optional
-            Seconds for each step.
+            Seconds for each collective.
 
         Raises
         ------
         TimeoutError
-            If a step takes longer. `wait` may then be called again.
+            If a collective takes longer. `wait` may then be called again.
+        ValueError
+            On all ranks, if they gave different ops or numbers of elements.
         Error
-            As `Comm.all_reduce`.
+            As `Comm.all_reduce`. After a ValueError or an Error, `wait` raises it again.
         """
         while self._work is not None:
             self._work.wait(timeout)
@@ -83,10 +85,10 @@ class Reduction:
 
 
 class Compressor:
-    """The base of the formats: `all_reduce`, and counts of bytes.
+    """The base class of the formats, with `all_reduce` and counts of bytes.
 
-    A Compressor serves any number of arrays and concurrent calls of one rank. Each rank makes its own, with
-    the same arguments.
+    A Compressor serves any number of arrays, and several calls at once (async_op=True), of one thread. Each
+    rank makes its own, with the same arguments.
     """
 
     def __init__(self) -> None:
@@ -120,12 +122,12 @@ class Compressor:
         comm : Comm
             The communicator.
         x : numpy.ndarray
-            float32 or float64, C-contiguous, of any shape, the same on all ranks. The computation is in
-            float32.
+            float32 or float64, contiguous in C order, of any shape, the same on all ranks. The computation is
+            in float32.
         op : str
             "avg" or "sum". The default is "avg", as for gradients (`Comm.all_reduce` has "sum").
         async_op : bool
-            True: return a `Reduction`. Leave x alone until its `wait` returns.
+            True: return a `Reduction`. Do not touch x until its `wait` has returned.
 
         Returns
         -------
@@ -135,7 +137,8 @@ class Compressor:
         Raises
         ------
         TypeError, ValueError
-            For a wrong argument of this rank. The other ranks get `Mismatch`.
+            For a wrong argument of this rank. The other ranks get `Mismatch`. Different ops or numbers of
+            elements raise Mismatch or ValueError on all ranks.
         Error
             As `Comm.all_reduce`.
 
@@ -196,7 +199,7 @@ class Compressor:
 
 
 class _Vector(Compressor):
-    """The base of formats that treat all arrays as one vector."""
+    """The base class of formats that treat all arrays as one vector."""
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
         count = sum(x.size for x in arrays)
@@ -217,12 +220,12 @@ class _Vector(Compressor):
         return count
 
     def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
-        """Reduce vector over the ranks in place; set lost to the part of this rank's that was not sent."""
+        """Reduce vector over the ranks in place; set lost to what this rank's vector lost in compression."""
         raise NotImplementedError
 
 
 class _Halves(_Vector):
-    """The base of 16-bit formats. shmring adds in float32 and rounds once; hosts exchange 16 bits, too."""
+    """The base class of 16-bit formats. The engine adds in float32 and rounds once, also between hosts."""
 
     _dtype: str
     _wire: Literal["fp16", "bf16"]
@@ -247,7 +250,10 @@ class _Halves(_Vector):
 
 
 class FP16(_Halves):
-    """Half precision: 11 bits of mantissa. Sums above 65,504 become infinite, sums below 6e-8 become 0."""
+    """Half precision: a significand of 11 bits, rounded to nearest even.
+
+    Values and sums of 65,520 and above become infinite, those up to 2**-25 (3e-8) become 0.
+    """
 
     _dtype, _wire = "float16", "fp16"
 
@@ -259,7 +265,7 @@ class FP16(_Halves):
 
 
 class BF16(_Halves):
-    """bfloat16: float32's range with 8 bits of mantissa, rounded to nearest even."""
+    """bfloat16: float32's range with a significand of 8 bits, rounded to nearest even."""
 
     _dtype, _wire = "bfloat16", "bf16"
 
@@ -281,15 +287,22 @@ class BF16(_Halves):
 class Int8(_Vector):
     """Integers from -127 to 127 with a scale for each 256 elements: a quarter of float32's bytes.
 
-    Each rank adds the slice that it owns in rank order and rounds the sum again; both rounding errors are fed
-    back. An infinity or a NaN turns all elements of its block of 256 into NaN.
+    Each rank owns a slice. It adds all ranks' values of the slice in rank order, and rounds the sum again.
+    `ErrorFeedback` feeds both rounding errors back. An infinity or a NaN turns all elements of its block of
+    256 into NaN.
 
     Parameters
     ----------
     stochastic : bool
-        True: round up or down at random, without bias (QSGD, Alistarh et al. 2017). False: round to nearest.
+        True: stochastic rounding, up or down at random without bias, as in QSGD (Alistarh et al. 2017).
+        False: rounding to nearest even.
     seed : int
-        Seeds the random numbers together with the rank.
+        0 or more: seeds the random numbers together with the rank. Ignored without stochastic=True.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a seed that is no integer, or negative.
 
     Examples
     --------
@@ -380,17 +393,18 @@ class TopK(_Vector):
     """The largest elements and their indices, as in Deep Gradient Compression (Lin et al. 2018).
 
     Use it with `ErrorFeedback` (Stich et al. 2018); otherwise most elements are never sent. Every rank
-    receives every rank's elements: ratio * 8 * size bytes an element, where a float32 all-reduce takes about
-    8.
+    receives every rank's elements, which is ratio * 8 * size bytes for each element of the array; in a
+    float32 all-reduce it is about 8.
 
     Parameters
     ----------
     ratio : float
-        The share of a call's elements that is sent, 0 to 1, at least one element, 8 bytes each.
+        Above 0, at most 1: the share of a call's elements that a rank sends, rounded up to a whole number of
+        elements. Each takes 8 bytes.
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         For another ratio.
 
     Examples
@@ -453,25 +467,25 @@ def _largest(sizes: Floats, count: int) -> NDArray[np.intp]:
 
 
 class PowerSGD(Compressor):
-    """Each matrix as the product of two narrow factors, which are sent (Vogels, Karimireddy, Jaggi 2019).
+    """A low-rank approximation: two narrow factors of each matrix (Vogels, Karimireddy and Jaggi 2019).
 
-    An array of n rows (its first dimension) and m columns (the others) takes rank * (n + m) * 4 bytes. An
-    array with fewer than two dimensions, or without a saving, is sent uncompressed. A call makes one power
-    iteration, which starts from the last call's factor: pass the same arrays each time, and use
-    `ErrorFeedback`. Rank 0 orthogonalises the columns and products are added column by column, so the
-    agreement of the ranks depends on no linear algebra library.
+    An array is a matrix of n rows, its first dimension, and m columns, all others. Its factors take
+    rank * (n + m) * 4 bytes. An array is sent uncompressed if it has fewer than two dimensions, or if its
+    factors are not smaller. A call makes one power iteration, which starts from the last call's factor: pass
+    the same arrays each time, and use `ErrorFeedback`. Rank 0 orthogonalises the columns, and products are
+    added column by column, so that all ranks get the same bits with any linear algebra libraries.
 
     Parameters
     ----------
     rank : int
-        The width of the factors.
+        1 or more: the rank of the approximation, which is the width of the factors.
     seed : int
-        Seeds the first factor.
+        0 or more: seeds the first factor.
 
     Raises
     ------
     TypeError, ValueError
-        For a rank below 1, and for numbers that are no integers.
+        For numbers that are no integers, or too small.
 
     Examples
     --------
@@ -495,12 +509,12 @@ class PowerSGD(Compressor):
         plain = [x for number, x in enumerate(arrays) if number not in chosen]
         self._traffic["given"] += sum(x.nbytes for x in arrays)
         self._traffic["sent"] += sum(x.nbytes for x in plain)
-        going_as_it_is = comm.all_reduce_many(plain, op, async_op=True) if plain or not chosen else None
+        uncompressed = comm.all_reduce_many(plain, op, async_op=True) if plain or not chosen else None
         if chosen:
             kept = None if losses is None else [losses[number] for number in chosen]
             yield from self._factorise(comm, [arrays[number] for number in chosen], op, kept)
-        if going_as_it_is is not None:
-            yield going_as_it_is
+        if uncompressed is not None:
+            yield uncompressed
 
     def _pays(self, x: Gradient) -> bool:
         return x.ndim > 1 and self._rank * sum(_shape_of(x)) < x.size
@@ -570,19 +584,19 @@ def _multiply(left: Floats, right: Floats, product: Gradient) -> None:
 class ErrorFeedback(Compressor):
     """Add the compression error of an array to its values in the next call (Karimireddy et al. 2019).
 
-    An array is identified by its memory, and its error is discarded when that is freed: keep gradients in the
-    same arrays. An array over a bare buffer has no feedback, since Python does not report when the buffer is
-    freed. The rounding of a sum in 16 bits, the same on all ranks, is not fed back.
+    An array is identified by its memory, and its error is discarded when that memory is freed: keep gradients
+    in the same arrays. An array over a bare buffer has no feedback, since Python does not report when the
+    buffer is freed. `FP16` and `BF16` also round the sum, on all ranks alike; that error is not fed back.
 
     Parameters
     ----------
     compressor : Compressor
-        The format. The byte counts are the compressor's.
+        The format, such as `TopK(0.01)`. Both objects have the same byte counts.
 
     Raises
     ------
     TypeError
-        For another object.
+        For another object, also for another `ErrorFeedback`.
 
     Examples
     --------
@@ -667,6 +681,6 @@ def _part(vector: Floats, arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def _keep(losses: Sequence[Floats], lost: Floats) -> None:
-    """Keep the errors for the next call. Drop those not finite, or an overflow would recur in every call."""
+    """Keep the errors for the next call, but no infinity or NaN, which would recur in every call."""
     lost[~np.isfinite(lost)] = 0
     _part(lost, losses)

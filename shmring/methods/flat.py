@@ -1,4 +1,4 @@
-"""Views of several shapes in one flat array, which is reduced or updated as a whole; argument checks.
+"""Help for the other methods: views of several shapes in one flat array, calls of several steps, checks.
 
 This module uses only a communicator's public API.
 """
@@ -38,12 +38,12 @@ FOLDS: Mapping[str, Callable[..., Any]] = {
 
 
 def one_call(function: F) -> F:
-    """Decorate a function that is one call to its caller: run it by its first argument's `run_steps`.
+    """Decorate a function that makes several calls: run it by `Comm.run_steps`, as one call.
 
     Parameters
     ----------
     function : callable
-        Its first argument is a `Comm`, or an object with one as `_comm`.
+        Its first argument is the `Comm`, or an object that has the `Comm` as `_comm`.
 
     Returns
     -------
@@ -68,12 +68,12 @@ def one_call(function: F) -> F:
 
 
 def one_call_to_make(function: F) -> F:
-    """Decorate an __init__(self, comm, ...) that is one call to its caller: run it by comm.run_steps.
+    """Decorate a method __init__(self, comm, ...) as `one_call` does.
 
     Parameters
     ----------
     function : callable
-        The method.
+        The method, whose second argument is the `Comm`.
 
     Returns
     -------
@@ -104,9 +104,9 @@ def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]
     Parameters
     ----------
     flat : numpy.ndarray
-        One dimension.
+        An array of one dimension.
     like : list of numpy.ndarray
-        Their values are not read.
+        Arrays with the shapes of the parts. Their values are not read.
 
     Returns
     -------
@@ -123,14 +123,14 @@ def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]
 
 
 def parts(flat: NDArray[Any], shapes: Iterable[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """Return consecutive parts of flat in these shapes.
+    """Return consecutive parts of flat in the given shapes.
 
     Parameters
     ----------
     flat : numpy.ndarray
-        One dimension.
+        An array of one dimension.
     shapes : iterable of tuple of int
-        The shapes.
+        The shapes of the parts.
 
     Returns
     -------
@@ -215,7 +215,7 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
-    """Raise TypeError unless all are NumPy arrays without a mask.
+    """Raise TypeError unless all objects are NumPy arrays without a mask.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
     Raises
     ------
     TypeError
-        With the fix.
+        The message says what to give instead.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def check_in_place(x: NDArray[Any]) -> None:
     Raises
     ------
     TypeError, ValueError
-        With the fix.
+        The message says what to give instead.
 
     Examples
     --------
@@ -277,7 +277,7 @@ def check_rule(rule: Rule) -> None:
     Raises
     ------
     TypeError
-        With the fix.
+        The message says what to give instead.
 
     Examples
     --------
@@ -286,19 +286,19 @@ def check_rule(rule: Rule) -> None:
     >>> check_rule(Adam())
     """
     if isinstance(rule, type):
-        raise TypeError(f"rule is {rule!r:.60}; give one that is made, as in rule=SGD(0.1)")
+        raise TypeError(f"rule is {rule!r:.60}; give an instance, as in rule=SGD(0.1)")
     for name in ("num_states", "update"):
         if not hasattr(rule, name):
             raise TypeError(f"rule is {rule!r:.60}, which has no {name}; give a rule such as SGD(0.1)")
 
 
 def check_op(op: str) -> None:
-    """Raise ValueError unless op combines gradients.
+    """Raise ValueError unless op is "avg" or "sum", by which gradients are combined.
 
     Parameters
     ----------
     op : str
-        "avg" and "sum" do.
+        The operation.
 
     Raises
     ------
@@ -315,7 +315,7 @@ def check_op(op: str) -> None:
 
 
 def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring.Op:
-    """Return the op, one of FOLDS, after a check that NumPy can fold x by it in place.
+    """Check that NumPy can fold x in place by an op; return the op, one of FOLDS.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring
     Raises
     ------
     TypeError, ValueError
-        With the fix.
+        The message says what to give instead.
 
     Examples
     --------
@@ -362,12 +362,12 @@ def agree(comm: Comm, **given: float) -> None:
     comm : Comm
         The communicator.
     **given : float
-        The numbers by the names that the error shows.
+        The numbers, under the names that the error shows.
 
     Raises
     ------
-    ValueError
-        If a number is not the same on all ranks.
+    TypeError, ValueError, OverflowError
+        If a number is not the same on all ranks. If this rank's is no number, the other ranks get `Mismatch`.
     Error
         As `Comm.all_gather`.
 
@@ -388,7 +388,7 @@ def agree(comm: Comm, **given: float) -> None:
 
 
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:
-    """Raise ValueError unless number, shapes and dtypes are equal; otherwise NumPy would broadcast.
+    """Raise ValueError unless two lists have arrays of equal shapes and dtypes, so that nothing is broadcast.
 
     Parameters
     ----------
@@ -400,7 +400,7 @@ def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], wh
     Raises
     ------
     TypeError, ValueError
-        With both lists' dtypes and shapes.
+        The message has the dtypes and shapes of both lists.
 
     Examples
     --------

@@ -23,7 +23,7 @@ _Op = Literal["avg", "sum"]
 
 
 class _Periodic:
-    """A flat array in memory that all ranks map. It is reduced once every `every` steps."""
+    """A flat array in shared memory, which is reduced in every `every`-th step."""
 
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
         try:
@@ -44,7 +44,7 @@ class _Periodic:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a synchronisation reduces."""
+        """Bytes that a synchronisation reduces."""
         return self._flat.nbytes
 
     def _reduce(self, op: _Op) -> None:
@@ -53,10 +53,10 @@ class _Periodic:
 
 
 class GradientAccumulation(_Periodic):
-    """Sum the gradients of `every` micro-batches on each rank and reduce the sums. All ranks make one.
+    """Sum the gradients of `every` micro-batches on each rank, then reduce the sums.
 
-    Micro-batches are summed in order, then ranks are folded in rank order: apart from rounding, the result is
-    that of one batch `every` times as large.
+    Making one is collective. Micro-batches are summed in order and in the gradients' dtype, then ranks are
+    folded in rank order: apart from rounding, the result is that of one batch `every` times as large.
 
     Parameters
     ----------
@@ -71,8 +71,10 @@ class GradientAccumulation(_Periodic):
 
     Raises
     ------
-    TypeError, ValueError, Error
-        For a wrong argument; or as `Comm.all_gather`.
+    TypeError, ValueError
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if `every` differs.
+    Error
+        As `Comm.all_gather`.
 
     Examples
     --------
@@ -96,29 +98,30 @@ class GradientAccumulation(_Periodic):
 
     @property
     def gradients(self) -> list[NDArray[Any]]:
-        """The gradients that `add` reduced last: views, which the next `add` overwrites."""
+        """The gradients that `add` reduced last: views in shared memory, which the next `add` overwrites."""
         return self._views
 
     @one_call
     def add(self, gradients: Sequence[NDArray[Any]]) -> bool:
-        """Add the gradients of a micro-batch; reduce and return True in every `every`-th call.
+        """Add the gradients of a micro-batch. In every `every`-th call, reduce the sums and return True.
 
         That call is collective; after it, update the weights by `gradients`.
 
         Parameters
         ----------
         gradients : list of numpy.ndarray
-            This rank's gradients of one micro-batch. They may be reused at once.
+            This rank's gradients of one micro-batch, with the shapes and dtype of `like`. They may be reused
+            at once.
 
         Returns
         -------
         bool
-            True if `gradients` is complete.
+            True if `gradients` has been reduced.
 
         Raises
         ------
         TypeError, ValueError
-            For arrays that are not like those given at the start.
+            For arrays of other shapes or dtypes. The other ranks get `Mismatch`.
         Error
             As `Comm.all_reduce`.
         """
@@ -146,9 +149,9 @@ class GradientAccumulation(_Periodic):
 class LocalSGD(_Periodic):
     """Train each rank separately and average the weights every `every` steps (Stich 2019).
 
-    All ranks make one. From then on the weights are `params` of this object, views of memory that all ranks
-    map. A rank updates its own views and calls `step` each time. An optimiser's state, such as momentum, is
-    not averaged.
+    Making one is collective. From then on the weights are `params` of this object: views of the rank's own
+    array, which is in shared memory. A rank updates its views and calls `step` each time. An optimiser's
+    state, such as momentum, is not averaged.
 
     Parameters
     ----------
@@ -162,8 +165,10 @@ class LocalSGD(_Periodic):
 
     Raises
     ------
-    TypeError, ValueError, Error
-        For a wrong argument; or as `Comm.broadcast`.
+    TypeError, ValueError
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if `every` differs.
+    Error
+        As `Comm.broadcast`.
 
     Examples
     --------
@@ -186,7 +191,7 @@ class LocalSGD(_Periodic):
 
     @one_call
     def step(self) -> bool:
-        """Count a step; average and return True in every `every`-th call, which is collective.
+        """Count a step. In every `every`-th call, which is collective, average the weights and return True.
 
         Returns
         -------
@@ -206,7 +211,7 @@ class LocalSGD(_Periodic):
 
     @one_call
     def average(self) -> None:
-        """Average now, as at the end of training. Collective.
+        """Average the weights now, as at the end of training. Collective.
 
         Raises
         ------

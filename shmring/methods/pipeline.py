@@ -1,6 +1,6 @@
 """Pipeline parallelism with two versions of the weights: each rank has a stage, some of a model's layers.
 
-This is PipeDream-2BW (Narayanan et al. 2021) with its schedule of alternating forward and backward passes.
+This is PipeDream-2BW (Narayanan et al. 2021), with the 1F1B schedule of PipeDream (Narayanan et al. 2019).
 The module uses only a communicator's public API.
 """
 
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     kind : str
         "forward" or "backward".
     micro_batch : int
-        Its number.
+        The number of the micro-batch.
     """
 
     kind: Literal["forward", "backward"]
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 def one_forward_one_backward(stage: int, num_stages: int, count: int) -> list[Step]:
-    """Return the 1F1B steps of a stage for `count` micro-batches.
+    """Return the steps of a stage for `count` micro-batches, in the 1F1B schedule.
 
     A stage first makes as many forward passes as there are stages after it, then alternates forward and
     backward passes, then makes the remaining backward passes. At most num_stages - stage micro-batches are in
@@ -60,7 +60,7 @@ def one_forward_one_backward(stage: int, num_stages: int, count: int) -> list[St
     Returns
     -------
     list of Step
-        In order.
+        The steps in their order.
 
     Examples
     --------
@@ -100,25 +100,27 @@ def version_of(batch: int) -> int:
 
 
 class Pipeline:
-    """Train a model whose stages are the ranks of a communicator in rank order. All ranks make one.
+    """Train a model whose stages are the ranks of a communicator, in rank order. Making one is collective.
 
     A batch has micro_batches micro-batches, whose gradients are summed. Batches follow each other without a
-    pause, and updates are delayed by one batch: w(t + 1) = w(t) - lr · gradient_t(w(t - 1)), or the update of
-    `rule` with that gradient. Both passes of a micro-batch use the same version. Two versions suffice for any
-    number of stages.
+    flush of the pipeline, and updates are delayed by one batch: w(t + 1) = w(t) - lr · gradient_t(w(t - 1)),
+    or the update of `rule` with that gradient. Both passes of a micro-batch use the same version of the
+    weights. Two versions suffice for any number of stages.
 
     Parameters
     ----------
     comm : Comm
         The communicator.
     forward : callable
-        forward(weights, x) → (y, saved): this stage's forward pass. y must be contiguous and must not change
-        after the return. saved may hold x and y.
+        forward(weights, x) → (y, saved): this stage's forward pass. y must be contiguous in C order, of one
+        shape and dtype for all micro-batches, and must not change after the return. saved may hold x and y.
     backward : callable
         backward(weights, saved, gradient) → (gradient of x, gradients of the weights as a list like weights):
-        this stage's backward pass. The gradient of x must be as y above.
+        this stage's backward pass. The gradient of x has x's shape and dtype, must be contiguous in C order,
+        and must not change after the return; it may be the received gradient. On rank 0 it may be None.
     weights : list of numpy.ndarray
-        This stage's arrays of one floating dtype. They are copied. float16 ones are updated in float32.
+        This stage's arrays, at least one, of one floating dtype. They are copied. float16 weights are updated
+        in float32.
     rule : Rule
         The update.
     micro_batches : int
@@ -128,8 +130,11 @@ class Pipeline:
 
     Raises
     ------
-    TypeError, ValueError, Error
-        For a wrong argument; or as `Comm.all_gather`.
+    TypeError, ValueError
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if micro_batches
+        differs or is less than the number of ranks.
+    Error
+        As `Comm.all_gather`.
 
     Examples
     --------
@@ -164,7 +169,7 @@ class Pipeline:
             dtype = dtype_of(weights)
             micro_batches = integer("micro_batches", micro_batches)
             if (receives is None) != (comm.rank == 0):
-                raise ValueError("receives, the shape and dtype of x, is required on every rank but rank 0")
+                raise ValueError("receives, the shape and dtype of x, is required on all ranks except rank 0")
         except Exception:
             comm.refuse("all_gather")
             raise
@@ -216,21 +221,23 @@ class Pipeline:
         Parameters
         ----------
         batches : int
-            Number of batches.
+            Number of batches, the same on all ranks.
         inputs : callable
-            inputs(i) returns x of micro-batch i and is called on rank 0. i counts from 0 in each run.
+            inputs(i) returns x of micro-batch i. It is called on rank 0. i counts from 0 in each run.
         loss_gradient : callable
-            loss_gradient(i, y) returns the gradient of the loss by the last stage's y and is called on the
-            last rank.
+            loss_gradient(i, y) returns the gradient of the loss with respect to the last stage's y, with y's
+            shape. It is called on the last rank.
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong argument.
-        Aborted
-            If a pass of another rank raises, or its `receives` is wrong. The communicator has ended.
+            For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if batches
+            differs.
         Mismatch, Truncated, ValueError
-            If x has another dtype, more or fewer elements than `receives`, or the gradient of y than y.
+            If the x that arrives has another dtype or number of elements than `receives`, or the gradient of
+            y that arrives another than y. The communicator has then ended.
+        Aborted
+            If another rank raises one of these errors, or an exception in a pass. The communicator has ended.
         Error
             As `Comm.send`.
         """
@@ -245,7 +252,7 @@ class Pipeline:
             raise
         agree(self._comm, batches=batches)
         if batches < 0:
-            raise agreed(ValueError(f"batches is {batches}; it is 0 or more"))
+            raise agreed(ValueError(f"batches is {batches}; it must be 0 or more"))
         self._begun = self.batches
         count = batches * self.micro_batches
         try:
@@ -301,12 +308,13 @@ class Pipeline:
             self._returns = [np.empty_like(y) for _ in range(2)]
 
     def _backward(self, number: int) -> None:
-        # This send has long completed: the previous stage had received it before its latest message to this
-        # stage.
+        # This send has long completed: the previous stage received it before it sent its latest message to
+        # this stage.
         self._sent(BACKWARD, number - 2)
         saved, gradient = self._saved.pop(number)
         if gradient is None:
-            gradient = self._returns[number % 2]  # gradient of y; the other buffer may still be being sent
+            # The gradient of y. Backward may have returned the other buffer, which may still be in transit.
+            gradient = self._returns[number % 2]
             self._receive(gradient, self._comm.rank + 1, BACKWARD)
             self._sent(FORWARD, number)
         back, gradients = self._backward_pass(self._weights_for(number), saved, gradient)

@@ -25,9 +25,9 @@ _LEAST_SCALE, _MOST_SCALE = 2.0**-126, 2.0**126  # in float32 these and their in
 class LossScaler:
     """A loss scaler that keeps float16 gradients from underflow; all ranks skip the same steps.
 
-    Multiply the loss, or its gradient by the last layer's output, by `scale`; then `unscale` the gradients.
-    If any rank has an infinity or a NaN, all ranks skip the step. All ranks make one, collectively, with the
-    same numbers. Use powers of 2, which scale gradients without rounding.
+    Multiply the loss, or its gradient with respect to the last layer's output, by `scale`; then `unscale` the
+    gradients. If any rank has an infinity or a NaN, all ranks skip the step. Making one is collective, with
+    the same numbers on all ranks. Use powers of 2, which scale gradients without rounding.
 
     Parameters
     ----------
@@ -36,14 +36,17 @@ class LossScaler:
     scale : float
         The first scale.
     growth, backoff : float
-        Factors of the scale: after growth_interval steps, and after a skipped step.
+        Factors of the scale: after growth_interval steps, and after a skipped step. They leave the scale
+        between 2**-126 and 2**126, so that float32 has the scale and its inverse.
     growth_interval : int
-        Number of consecutive steps without a skipped one.
+        Number of consecutive steps of which none is skipped.
 
     Raises
     ------
-    ValueError, Error
-        For wrong numbers, on all ranks; or as `Comm.all_gather`.
+    ValueError, OverflowError
+        For a wrong number of this rank; the other ranks get `Mismatch`. On all ranks, if a number differs.
+    Error
+        As `Comm.all_gather`.
 
     Examples
     --------
@@ -94,10 +97,11 @@ class LossScaler:
         Parameters
         ----------
         gradients : list of numpy.ndarray
-            This rank's gradients, or its part of them, before or after the reduction.
+            This rank's gradients, or its part of them, before or after the reduction. Their number and shapes
+            may differ between ranks.
         out : list of numpy.ndarray, optional
-            Arrays of the same shapes, of float32 or wider. float16 gradients require it, since they would
-            underflow again. It is unchanged if False is returned.
+            Writable arrays of the same shapes, of float32 or wider. float16 gradients require it, since they
+            would underflow again. If False is returned, they are unchanged.
 
         Returns
         -------
@@ -106,8 +110,10 @@ class LossScaler:
 
         Raises
         ------
-        TypeError, ValueError, Error
-            For wrong arrays; or as `Comm.all_reduce`.
+        TypeError, ValueError
+            For wrong arrays of this rank. The other ranks get `Mismatch`.
+        Error
+            As `Comm.all_reduce`.
         """
         into = gradients if out is None else out
         try:
@@ -138,7 +144,7 @@ class MasterWeights:
     Parameters
     ----------
     params : list of numpy.ndarray
-        The 16-bit weights. The copies are `weights`.
+        The 16-bit weights, float16 or bfloat16. The copies are the attribute `weights`, in the same order.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Reduction servers: ranks that only reduce the data of the hosts and send back the result.
+"""Reduction servers: ranks that only reduce the data of hosts of workers and send back the result.
 
 This module uses only a communicator's public API.
 """
@@ -30,17 +30,18 @@ _END = -1  # in place of the number of elements
 
 
 class ReductionServers:
-    """Reduction servers on the ranks in `reducers`; the other ranks are the workers. Collective over comm.
+    """Reduction servers on the ranks in `reducers`; the other ranks are the workers.
 
-    The workers of a host first reduce among themselves. Each worker then sends its slices to the reducer that
-    owns them. The reducer folds the slices of all hosts in host order and sends back the result. So a host of
-    workers sends and receives a message once, whereas a hierarchical all-reduce over H hosts sends and
-    receives it 2(H - 1)/H times. Each of R reducers receives and sends H/R of it, so reducers need links and
-    hosts of their own. Compare Google's Reduction Server (2021), BytePS (Jiang et al. 2020), and the switches
-    in SHARP (Graham et al. 2016).
+    Making one is collective. The workers of a host first reduce among themselves. Each worker then sends its
+    slices to the reducers that own them. A reducer folds the slices of all hosts in host order and sends back
+    the result. So a host of workers sends and receives the message once, whereas in a hierarchical all-reduce
+    over H hosts it sends and receives 2(H - 1)/H times the message. Each of R reducers receives and sends H/R
+    times the message, so reducers need links and hosts of their own. Compare Google's Reduction Server
+    (2021), BytePS (Jiang et al. 2020), and the switches in SHARP (Graham et al. 2016).
 
-    Call `all_reduce` on workers, `serve` on reducers, and `close` on all ranks, or use `with`. A worker keeps
-    2 * chunk_nbytes * depth bytes, a reducer as much for each host.
+    Call `all_reduce` on workers, `serve` on reducers, and `close` on all ranks, or use `with`. If a rank
+    leaves the block with an exception, the others raise Aborted. A worker keeps buffers of 2 * chunk_nbytes *
+    depth bytes, a reducer as much for each host of workers.
 
     Parameters
     ----------
@@ -49,18 +50,19 @@ class ReductionServers:
     reducers : iterable of int
         Ranks, the same on all ranks.
     chunk_nbytes : int
-        The largest piece of a message, in bytes.
+        The largest piece of a message, in bytes: a multiple of 16, 64 or more.
     depth : int
-        The pieces under way from each worker, at least one for each reducer, so that sending, folding and
-        returning overlap. Larger values of both were slower (bench/methods/bench_reducers.py).
+        The number of pieces in transit from each worker, so that sending, folding and returning overlap: 1 or
+        more; it is raised to the number of reducers. Larger values of chunk_nbytes and depth than the
+        defaults were slower (bench/methods/bench_reducers.py).
 
     Raises
     ------
     TypeError
         For a number that is no integer. The other ranks get `Mismatch`.
     ValueError
-        On all ranks, if reducers has an invalid rank, no rank or all ranks, or if the ranks give different
-        arguments.
+        On all ranks, if reducers has an invalid rank, no rank or all ranks, if chunk_nbytes or depth has a
+        wrong value, or if the ranks give different arguments.
     Error
         As `Comm.split`.
 
@@ -124,16 +126,16 @@ class ReductionServers:
         Parameters
         ----------
         x : numpy.ndarray
-            Contiguous, of float32, float64, int32, int64, complex64 or complex128, of the same dtype and size
-            on every worker.
+            Contiguous in C order and writable, of float32, float64, int32, int64, complex64 or complex128, of
+            the same dtype and size on every worker.
         op : str or Op
-            sum, avg, prod, min or max, if the dtype has it.
+            sum, avg (not of integers), prod, min or max (not of complex numbers).
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong argument of this rank. The others get `Mismatch` or `Aborted`. It ends the object for
-            all ranks.
+            For a wrong argument of this rank. The other ranks get `Mismatch` or `Aborted`. It ends this
+            object's communicators, so that no further call is possible.
         Error
             As `Comm.all_reduce`.
         """
@@ -171,6 +173,8 @@ class ReductionServers:
 
         Raises
         ------
+        ValueError
+            On a worker.
         Error
             As `Comm.recv`.
         """
@@ -218,7 +222,7 @@ class ReductionServers:
         self._comm.abort(f"worker {self._comm.rank} has failed: {error}")
 
     def close(self) -> None:
-        """Leave. The workers' `close` ends `serve`. No call may be under way, except after an error.
+        """Close this object's communicators. The workers' `close` ends `serve`. No call may be in progress.
 
         Raises
         ------
@@ -371,9 +375,12 @@ def _check(reducers: tuple[int, ...], size: int, chunk_nbytes: int, depth: int) 
     if len(set(reducers)) < len(reducers):
         raise ValueError(f"reducers are {reducers}; name each once")
     if not 0 < len(reducers) < size:
-        raise ValueError(f"{len(reducers)} of {size} ranks are reducers; give at least one of each kind")
+        raise ValueError(f"{len(reducers)} of {size} ranks are reducers; give one or more, but not all")
     if chunk_nbytes < 64 or chunk_nbytes % 16 or depth < 1:
-        raise ValueError("chunk_nbytes must be a multiple of 16, 64 or more, and depth 1 or more")
+        raise ValueError(
+            f"chunk_nbytes is {chunk_nbytes} and depth {depth}; chunk_nbytes must be 64 or more, a multiple "
+            "of 16, and depth 1 or more"
+        )
 
 
 def _workers_by_host(nodes: list[int], reducers: tuple[int, ...]) -> list[list[int]]:

@@ -19,11 +19,11 @@ BLOCK = 1 << 14  # elements updated together: about five arrays of this size fit
 
 
 class Rule(Protocol):
-    """An update rule of an optimiser. `lr` and similar numbers may be changed between steps."""
+    """The update rule of an optimiser. Numbers such as `lr` may be changed between steps."""
 
     @property
     def num_states(self) -> int:
-        """Number of state values for each weight; they begin as 0."""
+        """Number of state values for each weight, fixed when an optimiser is made. They begin as 0."""
 
     def update(
         self,
@@ -33,18 +33,18 @@ class Rule(Protocol):
         scratch: NDArray[Any],
         step: int,
     ) -> None:
-        """Update weights and state in place. All arrays have one length and dtype.
+        """Update weights and state in place. All arrays have the same length and dtype.
 
         Parameters
         ----------
         weights, gradient : numpy.ndarray
-            One dimension; of float16 arrays, `apply` gives float32 copies. The gradient may be changed.
+            Slices of one dimension; `apply` converts float16 to float32. The rule may change the gradient.
         state : list of numpy.ndarray
             `num_states` arrays.
         scratch : numpy.ndarray
-            For intermediate values.
+            An array for intermediate values.
         step : int
-            1, 2, 3 …
+            The number of the step: 1, 2, 3 …
         """
 
 
@@ -57,7 +57,7 @@ class SGD:
     lr : float
         The learning rate.
     momentum : float
-        0 to 1.
+        0 to 1. If it is 0 when an optimiser is made, it must stay 0.
 
     Examples
     --------
@@ -108,9 +108,9 @@ class Adam:
     lr : float
         The learning rate.
     betas : tuple of float
-        The decay of the two moments, 0 to 1.
+        The decay rates of the two moments, 0 or more and less than 1.
     eps : float
-        Is added to the root.
+        This is added to the root, so that no division is by 0.
 
     Examples
     --------
@@ -172,12 +172,12 @@ def scratch_for(dtype: np.dtype[Any]) -> NDArray[Any]:
     Parameters
     ----------
     dtype : numpy.dtype
-        That of the weights.
+        The dtype of the weights.
 
     Returns
     -------
     numpy.ndarray
-        Its length is that of a block; its dtype is that of the weights, or float32 for float16.
+        One block, of the weights' dtype, or of float32 for float16.
 
     Examples
     --------
@@ -202,14 +202,15 @@ def apply(
     ----------
     rule : Rule
         The update.
-    weights, gradient
-        As in `Rule.update`.
+    weights, gradient : numpy.ndarray
+        Arrays of one dimension, of the same length and dtype. The weights are updated in place. The rule may
+        change the gradient, unless it is float16.
     state : list of numpy.ndarray
-        `num_states` arrays of scratch's dtype.
+        `num_states` arrays of the same length, of scratch's dtype.
     scratch : numpy.ndarray
-        As `scratch_for` returns.
+        The result of `scratch_for`.
     step : int
-        1, 2, 3 …
+        The number of the step: 1, 2, 3 …
 
     Examples
     --------

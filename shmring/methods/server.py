@@ -33,18 +33,18 @@ _TOKEN = np.zeros(1, np.uint8)
 
 
 class ParameterServer:
-    """Parameters in slices on `servers`, which sum or apply the gradients of workers (Li et al., 2014).
+    """Parameters in slices on `servers`, which sum or apply the gradients of workers (Li et al. 2014).
 
     Making one is collective. All arguments but params are the same on every rank. Each gradient, or sum of
     gradients, that is applied is one step of the rule.
 
-    `with ParameterServer(…) as server:` closes it at the end. If a rank leaves the block with an exception of
-    its own, a rank that waits, or starts to wait, raises Aborted with that exception as the reason. If `push`
-    and `pull` are collective, comm has then ended.
+    `with ParameterServer(…) as server:` closes it at the end. If a rank leaves the block with an exception, a
+    rank that waits, or starts to wait, raises Aborted with that exception as the reason. If `push` and `pull`
+    are collective, comm has then ended.
 
-    A worker that waits for others in `push` or `pull` raises Timeout after the communicator's time, as in any
-    collective. Ranks that serve, and `close`, wait for as long as workers take. A wait uses no CPU. When a
-    rank dies, a rank that waits, or starts to wait, raises RankFailed, which names the dead rank.
+    A worker that waits for others in `push` or `pull` raises Timeout after the communicator's timeout, as in
+    any collective. Ranks that serve, and `close`, wait for as long as workers take. A wait uses no CPU. When
+    a rank dies, a rank that waits, or starts to wait, raises RankFailed, which names the dead rank.
 
     Parameters
     ----------
@@ -54,26 +54,28 @@ class ParameterServer:
         Its shape and dtype (float32 or float64, in C order) are the same on every rank. The parameters begin
         with rank 0's values.
     rule : Rule
-        The update: `SGD`, `Adam` or an object with their methods.
+        The update: `SGD`, `Adam` or an object with their methods. With a list of servers, only they need it.
     servers : int or list of int
-        A number of ranks, spread over all ranks, that also work; or a list of ranks that only `serve` until
-        all other ranks, the workers, have called `leave` or `close`. With a number and staleness=0, `push`
-        and `pull` are collective over any number of hosts: gradients are sent to the server of their slice
-        and summed there, and the slices are sent to all (as in BytePS with as many servers as ranks). With a
-        number and another staleness, params are in memory that all ranks of one host share, workers apply
-        their gradients themselves by one-sided access, and the number of servers has no effect. With a list,
-        all data travel by messages, on one host or several; asynchronous workers on several hosts need a
-        list.
+        A number: so many ranks, spread evenly, are servers and work as well. With staleness=0, `push` and
+        `pull` are then collective over any number of hosts: gradients are sent to the server of their slice
+        and summed there, and the slices are sent to all (as in BytePS with as many servers as ranks). With
+        another staleness all ranks must be on one host: params are in memory that the ranks share, workers
+        apply their gradients themselves by one-sided access, and the number has no effect.
+        A list: these ranks only `serve`, until all other ranks, the workers, have called `leave` or `close`.
+        All data are then sent by messages, on one host or several.
     staleness : int or None
         0 is synchronous: every step sums the gradients of all workers in rank order and applies the sum once,
         so the weights are bit by bit those of `all_reduce` and the same rule. k > 0 is the stale synchronous
-        parallel of Ho et al. (2013): each gradient is applied when it arrives, and `pull` waits while its
-        worker is more than k steps ahead of the slowest. With None, `pull` never waits.
+        parallel model of Ho et al. (2013): each gradient is applied when it arrives, and `pull` waits while
+        its worker is more than k steps ahead of the slowest. With None, `pull` never waits.
 
     Raises
     ------
-    TypeError, ValueError, Error
-        For a wrong argument; or as `Comm.broadcast`.
+    TypeError, ValueError
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if servers or
+        staleness differ, or if asynchronous workers are on several hosts without a list of servers.
+    Error
+        As `Comm.broadcast`.
 
     Examples
     --------
@@ -141,14 +143,14 @@ class ParameterServer:
     def most_ahead(self) -> int:
         """The most steps that a worker was ahead of the slowest when a `pull` continued.
 
-        A rank that only serves knows this of all workers; a worker without such servers knows it of itself
-        only.
+        On a rank that only serves, of all workers; otherwise of this worker. 0 on workers of ranks that only
+        serve.
         """
         return self._way.most_ahead if self._serving is None else self._serving.most_ahead
 
     @property
     def served_nbytes(self) -> int:
-        """Bytes of gradients received and of params sent, on a rank that only serves; else 0."""
+        """Bytes of gradients received and of params sent, on a rank that only serves; 0 on other ranks."""
         return 0 if self._serving is None else self._serving.served_nbytes
 
     def push(self, gradient: NDArray[Any]) -> None:
@@ -157,12 +159,15 @@ class ParameterServer:
         Parameters
         ----------
         gradient : numpy.ndarray
-            An array of params' shape and dtype.
+            Contiguous in C order, of params' shape and dtype. Asynchronous workers of one host pass it to the
+            rule, which may change it; `SGD` and `Adam` do not.
 
         Raises
         ------
-        TypeError, ValueError, Error
-            For a wrong array; or see `ParameterServer`.
+        TypeError, ValueError
+            For a wrong array. If `push` is collective, the other ranks get `Mismatch`.
+        Error
+            See `ParameterServer`.
         """
         self._check(gradient, "reduce")
         self._run(self._way.push, gradient.reshape(-1))
@@ -173,12 +178,12 @@ class ParameterServer:
         Parameters
         ----------
         out : numpy.ndarray
-            An array of params' shape and dtype.
+            Writable and contiguous in C order, of params' shape and dtype.
 
         Raises
         ------
         TypeError, ValueError, Error
-            For a wrong array; or see `ParameterServer`.
+            As `push`.
         """
         self._check(out, "all_gather", is_written=True)
         self._run(self._way.pull, out.reshape(-1))
@@ -189,7 +194,7 @@ class ParameterServer:
         Parameters
         ----------
         gradient, out : numpy.ndarray
-            They may be the same array.
+            As in `push` and `pull`. They may be the same array.
 
         Raises
         ------
@@ -200,10 +205,12 @@ class ParameterServer:
         self.pull(out)
 
     def serve(self) -> None:
-        """Serve until all workers have left.
+        """Serve until all workers have left. Only for ranks in a list of servers.
 
         Raises
         ------
+        ValueError
+            On a worker.
         Error
             See `ParameterServer`.
         """
@@ -212,7 +219,9 @@ class ParameterServer:
         self._serving.serve()
 
     def leave(self) -> None:
-        """Declare that this worker is done, so that no rank waits for it. `close` also does this.
+        """Declare that this worker is done: no `pull` and no server waits for it. `close` also does this.
+
+        If `push` and `pull` are collective, it has no effect on other ranks.
 
         Raises
         ------
@@ -341,8 +350,8 @@ class _Collective:
 class _OneSided:
     """Asynchronous on one host: params in shared memory, updated by the worker that has a gradient.
 
-    There are no messages to servers. Plain SGD is an addition, which `accumulate` does block by block. Other
-    rules read the values that they change, so each chunk has a lock, which `pull` takes, too.
+    No messages are sent to servers. Plain SGD is an addition, which `accumulate` does block by block. Other
+    rules read the values that they change, so each chunk has a lock, which `pull` takes as well.
     """
 
     def __init__(self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, pace: _Pace) -> None:
@@ -391,8 +400,8 @@ class _Pace:
     """The steps of each worker, and the workers that wait for the slowest, in shared memory.
 
     A worker sets its wait flag under the lock that protects the step counts, then sleeps in a receive. The
-    worker that makes it ready sends the message. So no worker polls, and the death of a rank ends the
-    receive.
+    worker that makes it ready clears the flag and sends the message. So no worker polls, and the death of a
+    rank ends the receive.
     """
 
     def __init__(self, comm: shmring.Comm, staleness: int | None) -> None:
@@ -478,7 +487,7 @@ class _Serving:
                 self._let_go_on()
 
     def _take_in_step(self) -> None:
-        """Take one message of every worker, in rank order; sum the gradients, then apply the sum."""
+        """Receive one message of every worker, in rank order; sum the gradients, then apply the sum."""
         pushed = False
         for worker in tuple(self._steps):
             tag = self._comm.probe(worker, timeout=_FOREVER_S).tag

@@ -1,4 +1,4 @@
-"""A sharded optimiser: each rank keeps the optimiser's state of its own part of the weights only.
+"""A sharded optimiser: each rank keeps the optimiser's state for its own part of the weights only.
 
 This is ZeRO (Rajbhandari et al. 2020), stages 1 and 2. The module uses only a communicator's public API.
 """
@@ -23,20 +23,23 @@ __all__ = ["SGD", "Adam", "ShardedOptimizer"]
 
 
 class ShardedOptimizer:
-    """Data-parallel training with the optimiser state spread over the ranks. All ranks make one.
+    """ZeRO: data-parallel training with a sharded optimiser state (Rajbhandari et al. 2020).
 
-    From then on the weights are `params` of this object, views of one array that all ranks map: read them,
-    but do not touch them during `step`.
+    Making one is collective; all arguments but the values of params are the same on all ranks. From then on
+    the weights are `params` of this object: a list of views of this rank's copy of the weights, which is in
+    shared memory. Read them, but do not touch them during `step`.
 
     Stage 1: the whole gradient is all-reduced, each rank updates its part of the weights, and the parts are
-    gathered. Stage 2: gradients are reduce-scattered as they are added, bucket by bucket in the background,
-    so a rank keeps only its own part of the sum and at most two buckets. The weights are bit by bit those of
-    plain data parallelism (`all_reduce`, then the same rule on all weights): both fold in rank order, and
-    rules are elementwise. Only `wire=` of an all_reduce would differ. (ZeRO, Rajbhandari et al. 2020.)
+    all-gathered. `gradients` are views of the array that is reduced; write gradients there to save the copy
+    of `add`. Stage 2: gradients are reduce-scattered as they are added, bucket by bucket in the background,
+    so a rank keeps only its own part of the sum and at most two buckets; `gradients` is None. The weights are
+    bit by bit those of plain data parallelism (`all_reduce`, then the same rule on all weights): both fold in
+    rank order, and rules are elementwise. Only an all_reduce with `wire=` would differ.
 
-    With n elements padded to N, the next multiple of `size`, and s state values an element, a rank has N s /
-    size of state, and gradients of N (stage 1) or N / size and the buckets (stage 2). float16 weights are
-    updated in float32 and rounded once in a step; their state is float32.
+    With n weights padded to N, the next multiple of the number of ranks R, and s state values for each
+    weight, a rank keeps s N / R elements of state, and for gradients N elements (stage 1), or N / R elements
+    and the buckets (stage 2). float16 weights are updated in float32 and rounded once in a step; their state
+    is float32.
 
     Parameters
     ----------
@@ -48,7 +51,7 @@ class ShardedOptimizer:
     rule : Rule
         The update: `SGD`, `Adam`, or an object with their methods.
     stage : int
-        1 or 2.
+        The stage of ZeRO: 1 or 2.
     op : str
         "avg" or "sum" of the ranks' gradients.
     bucket_nbytes : int
@@ -142,20 +145,20 @@ class ShardedOptimizer:
         return own + sum(buffer.nbytes for buffer in self._buffers)
 
     def add(self, gradient: NDArray[Any]) -> None:
-        """Add this rank's gradient of the next parameter; begin with the last parameter.
+        """Add this rank's gradient of the next parameter. The first is that of the last parameter.
 
-        Collective in stage 2: a full bucket begins to be reduced.
+        Collective in stage 2, in which a full bucket begins to be reduced.
 
         Parameters
         ----------
         gradient : numpy.ndarray
             It has the parameter's shape and dtype. It is copied and may be reused at once, except in stage 1
-            if it is an item of `gradients`, a view of the array that is reduced.
+            if it is an item of `gradients`.
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong array, or one too many.
+            For a wrong array, or one too many. The other ranks get `Mismatch`.
         Error
             As `Comm.reduce_scatter`.
         """
@@ -193,7 +196,7 @@ class ShardedOptimizer:
         Raises
         ------
         ValueError
-            If gradients are missing.
+            If gradients are missing. The other ranks get `Mismatch`.
         Error
             As `Comm.all_gather`.
         """
@@ -218,19 +221,19 @@ class ShardedOptimizer:
 
     @one_call
     def save(self, root: int = 0) -> dict[str, Any] | None:
-        """Return the optimiser's state on root, for any number of ranks to load; return None on other ranks.
+        """Return the optimiser's state on root, which any number of ranks can load, and None on other ranks.
         Collective.
 
         Parameters
         ----------
         root : int
-            The rank that gets it.
+            The rank that gets the state.
 
         Returns
         -------
         dict or None
-            "steps": their number. "state": 1-d arrays over all weights, the last parameter first. The weights
-            are not included.
+            "steps": the number of steps. "state": a list of arrays of one dimension over all weights, the
+            last parameter first, one for each state value. The weights are not included.
 
         Raises
         ------
@@ -252,14 +255,14 @@ class ShardedOptimizer:
         Parameters
         ----------
         saved : dict
-            On root; ignored on other ranks.
+            The result of `save`, on root; ignored on other ranks.
         root : int
             The rank that has it.
 
         Raises
         ------
         ValueError
-            If it is of another optimiser.
+            On root, if `saved` does not fit the rule and the weights. The other ranks get `Mismatch`.
         Error
             As `Comm.broadcast`.
         """

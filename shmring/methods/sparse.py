@@ -24,8 +24,8 @@ __all__ = ["SparseAllReduce", "all_reduce_pairs"]
 
 Array = NDArray[Any]
 
-# At these values reducing the whole array takes about as long, by bench/methods/bench_sparse.py: shares of
-# nonzero blocks on one host and over 1 Gbit/s, and bytes of all ranks' pairs / bytes of the array.
+# Above these values it is faster to reduce the whole array, by bench/methods/bench_sparse.py: the share of
+# nonzero blocks, on one host and over 1 Gbit/s; the bytes of all ranks' pairs / the bytes of the array.
 _BREAK_EVEN, _BREAK_EVEN_ACROSS = 0.1, 0.9
 _PAIRS_BREAK_EVEN = 0.5
 _LONGEST = np.iinfo(np.int64).max
@@ -35,9 +35,10 @@ _FEW = 256  # if length / indices exceeds this, sorting the indices is faster th
 class SparseAllReduce:
     """`all_reduce` that skips blocks that are zero on every rank (OmniReduce, Fei et al. 2021).
 
-    The ranks agree on the blocks by a small all_reduce of one bit a block, then reduce the nonzero blocks
-    together. The result has the bits of `Comm.all_reduce`: a block is skipped only if all its bits are zero,
-    so not with a NaN or a -0.0. All ranks make one, collectively, with the same numbers.
+    Making one is collective, with the same numbers on all ranks. The ranks agree on the blocks by a small
+    all_reduce of one bit for each block, then reduce the nonzero blocks together. The result has the bits of
+    `Comm.all_reduce`: a block is skipped only if all its bits are zero on all ranks, so a block with a NaN or
+    a -0.0 is not. If `Comm.wire` is not "native", the packed blocks are rounded, without error feedback.
 
     Parameters
     ----------
@@ -51,8 +52,10 @@ class SparseAllReduce:
 
     Raises
     ------
-    ValueError, Error
-        For wrong numbers; or as `Comm.all_gather`.
+    TypeError, ValueError
+        For a wrong number of this rank; the other ranks get `Mismatch`. On all ranks, if a number differs.
+    Error
+        As `Comm.all_gather`.
 
     Examples
     --------
@@ -93,14 +96,14 @@ class SparseAllReduce:
         Parameters
         ----------
         x : numpy.ndarray
-            Contiguous, with the same dtype and number of elements on every rank.
+            Contiguous in C order and writable, with the same dtype and number of elements on every rank.
         op : str or Op
             As in `Comm.all_reduce`.
 
         Raises
         ------
         TypeError, ValueError
-            For a wrong argument of this rank. The others get `Mismatch`.
+            For a wrong argument of this rank. The other ranks get `Mismatch`.
         Error
             As `Comm.all_reduce`.
         """
@@ -145,7 +148,7 @@ class SparseAllReduce:
 
 
 def _are_not_zero(blocks: Array) -> NDArray[np.bool_]:
-    """Return by row whether any bit is set; so -0.0 and NaN are nonzero."""
+    """Return for each row whether any bit is set, as in -0.0 and NaN."""
     words = blocks.view(f"u{math.gcd(blocks.shape[1] * blocks.itemsize, 8)}")
     found: NDArray[np.bool_] = np.bitwise_or.reduce(words, axis=1) != 0
     return found
@@ -157,34 +160,36 @@ def all_reduce_pairs(
 ) -> tuple[NDArray[np.int64], Array]:
     """Return the sum of arrays given by indices and values (SparCML, Renggli et al. 2019). Collective.
 
-    A rank's own values are added in their order, then ranks in rank order, each with one rounding for 16-bit
-    floats. No sum is -0.0. All ranks get the same bits.
+    A rank's own values of an index are added in their order, then the ranks' sums in rank order. Both sums of
+    float16 are computed in float32 and rounded once. No sum is -0.0. All ranks get the same bits.
 
     Parameters
     ----------
     comm : Comm
         The communicator.
     indices : numpy.ndarray
-        Its shape is (k,), where k may differ by rank. It holds integers from 0 to length - 1, in any order,
-        repeats allowed.
+        Integers from 0 to length - 1, in any order, with repeats, of shape (k,). k may differ between ranks.
     values : numpy.ndarray
-        Its shape is (k, *row). The dtype and the row are the same on all ranks.
+        Integers, floats or complex numbers, of shape (k, *row). The dtype and the row are the same on all
+        ranks.
     length : int
-        Length of the arrays.
+        Length of the arrays, the same on all ranks.
     dense_above : float
-        If the bytes of all ranks' pairs exceed this many times those of an array of `length` rows, such an
-        array is reduced instead, unless its rows are empty; over several hosts that folds host by host.
+        If the pairs of all ranks take more than this many times the bytes of an array of `length` rows, such
+        an array is reduced instead, unless its rows are empty. Over several hosts, the ranks of a host are
+        then folded first. The same on all ranks.
 
     Returns
     -------
     tuple of numpy.ndarray
-        The indices that any rank has, int64, sorted and unique; and their sums.
+        The indices that any rank has, int64, sorted and unique, of shape (n,); and their sums, of shape
+        (n, *row) and the dtype of values.
 
     Raises
     ------
     TypeError, ValueError
-        For a wrong argument of this rank. The others get `Mismatch`. Arrays that differ between ranks raise
-        ValueError on all.
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if length, dtype or
+        row differ.
     Error
         As `Comm.all_gather_v`.
 
@@ -276,12 +281,12 @@ def _check_pairs(indices: Array, values: Array, length: int) -> None:
     if not 0 <= length <= _LONGEST:
         raise ValueError(f"length is {length}; it must be 0 to {_LONGEST} rows")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise TypeError(f"indices is {indices.dtype} of {indices.ndim} dimensions; pass integers in one")
+        raise TypeError(f"indices is {indices.dtype}{list(indices.shape)}; pass integers in one dimension")
     if values.dtype.kind not in "iufc":
         raise TypeError(f"values is {values.dtype}; pass numbers")
     if values.ndim == 0 or len(values) != len(indices):
         raise ValueError(
-            f"values has shape {values.shape}; there are {len(indices)} indices, each with a row"
+            f"values has shape {values.shape}; give a row for each of the {len(indices)} indices"
         )
     if len(indices) and not 0 <= indices.min() <= indices.max() < length:
         raise ValueError(f"indices are {indices.min()} to {indices.max()}; they must be 0 to {length - 1}")

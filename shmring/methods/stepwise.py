@@ -29,14 +29,14 @@ _DTYPES = ("float32", "float64", "int32", "int64")
 class _Receive(NamedTuple):
     part: _Array
     source: int
-    folds: bool  # fold into the part, else replace it
+    folds: bool  # True: fold the message into the part. False: replace the part.
 
 
 _Arriving = tuple[_Receive, _Array, "shmring.Transfer[shmring.Status]"]
 
 
 class _Step(NamedTuple):
-    """A step: all `receives` complete before any of `sends` (part, destination) starts.
+    """A step: all `receives` complete before any of `sends`, pairs of part and destination, starts.
 
     A rank receives the messages of a peer in the order in which the peer sends them, so messages need no
     numbers.
@@ -53,7 +53,7 @@ _Schedule = Iterator[_Step]
 
 
 def _ring(rank: int, size: int, x: _Array, chunk: int = 0, direction: int = 1) -> _Schedule:
-    """Send every slice round the ring once to be folded, and once more as a result."""
+    """Send every slice around the ring once to be folded, and once more as a result."""
     slices = np.array_split(x, size)
     place = rank * direction  # direction -1 mirrors the ring
     for step in range(2 * size - 1):
@@ -188,21 +188,23 @@ class Stepwise:
     """All-reduces by messages, with buffers and a communicator of their own. Making one is collective.
 
     `ring` and `bidirectional_ring`: Patarasuk and Yuan 2009. `halving_doubling`: Rabenseifner 2004; Thakur,
-    Rabenseifner and Gropp 2005. `tree`: binomial, `double_tree`: Sanders, Speck and Träff 2009, as in NCCL
-    2.4; both pipeline chunks. `master`: all ranks to rank 0, and back. The buffers hold at most twice the
-    bytes that one step receives to fold. Call `close`, or use `with`.
+    Rabenseifner and Gropp 2005. `tree` is binomial. `double_tree`: Sanders, Speck and Träff 2009, as in NCCL
+    2.4. Both trees pipeline chunks. `master`: all ranks send to rank 0, which sends the result to all. The
+    buffers take at most twice the bytes that one step receives to fold. Call `close`, or use `with`.
 
     Parameters
     ----------
     comm : Comm
         The communicator.
     chunk_nbytes : int
-        Bytes of a chunk, the same on all ranks.
+        Bytes of a chunk, 8 or more, the same on all ranks.
 
     Raises
     ------
-    TypeError, ValueError, Error
-        For a wrong number; or as `Comm.dup`.
+    TypeError, ValueError
+        For a wrong number of this rank. The other ranks get `Mismatch`.
+    Error
+        As `Comm.dup`.
 
     Examples
     --------
@@ -233,7 +235,8 @@ class Stepwise:
         Parameters
         ----------
         x : numpy.ndarray
-            Contiguous, of float32, float64, int32 or int64, of the same dtype and size on every rank.
+            Contiguous in C order and writable, of float32, float64, int32 or int64, of the same dtype and
+            size on every rank.
         op : str or Op
             sum, avg (of floats), prod, min or max.
         algorithm : str
@@ -242,9 +245,10 @@ class Stepwise:
         Raises
         ------
         TypeError, ValueError
-            For a wrong argument of this rank. The others get `Aborted`. It ends the object.
+            For a wrong argument of this rank. The other ranks get `Aborted`. It ends this object's
+            communicator, so that no further call is possible.
         Error
-            As `Comm.recv`. Calls that differ are reported when a message of one meets the other.
+            As `Comm.recv`. Calls that differ are `Aborted` when a message of one reaches the other.
         """
         try:
             op = check_folded(x, op, _DTYPES)
@@ -263,7 +267,7 @@ class Stepwise:
                 np.divide(flat, self._comm.size, out=flat)
 
     def close(self) -> None:
-        """Close the communicator. Local."""
+        """Close this object's communicator. Local."""
         self._comm.close()
 
     def __enter__(self) -> Self:
