@@ -4,9 +4,10 @@
     python examples/compressed_training.py          one rank, which compresses as well
 
 The same network is trained from the same start with each format of its gradients: unchanged, as 16-bit
-floats, as 8-bit numbers, as the largest hundredth of the elements, and as matrices of rank 2. The lossy
-formats run with and without feedback, which sends what was lost with the next step. 1 % and rank 2 lose most
-of a step: their results without feedback, best seen in the training loss, are shown but not checked.
+floats, as 8-bit integers, as the largest hundredth of the elements, and as matrices of rank 2. The last three
+run with and without error feedback, which sends what was lost with the next step. Top-k of 1 % and PowerSGD
+of rank 2 lose most of a gradient: without feedback, their results are shown, but not checked. The training
+loss shows the difference best.
 """
 
 import os

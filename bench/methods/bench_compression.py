@@ -5,8 +5,8 @@
         bench/methods/bench_compression.py                          two, with a link between
 
 A program of ranks. The gradient is a matrix of random numbers, twice as wide as high, which is written anew
-for each call, in everybody's time; with feedback but where rounding is by chance. Bytes over the wire are
-those of all ranks together, for one call.
+for each call; all times include this. All formats run with feedback, except with stochastic rounding. Bytes
+over the wire are those of all ranks together, for one call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPRESSORS = {
     "FP16": lambda: ErrorFeedback(FP16()),
     "BF16": lambda: ErrorFeedback(BF16()),
     "Int8": lambda: ErrorFeedback(Int8()),
-    "Int8 by chance": lambda: Int8(stochastic=True),
+    "Int8 stochastic": lambda: Int8(stochastic=True),
     "TopK 1 %": lambda: ErrorFeedback(TopK(0.01)),
     "PowerSGD rank 2": lambda: ErrorFeedback(PowerSGD(2)),
     "PowerSGD rank 8": lambda: ErrorFeedback(PowerSGD(8)),

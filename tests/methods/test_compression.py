@@ -14,7 +14,7 @@ FORMATS = {
     "fp16": FP16,
     "bf16": BF16,
     "int8": Int8,
-    "int8 by chance": functools.partial(Int8, stochastic=True, seed=3),
+    "int8 stochastic": functools.partial(Int8, stochastic=True, seed=3),
     "top-k": functools.partial(TopK, 0.1),
     "PowerSGD": functools.partial(PowerSGD, 2),
 }
@@ -64,7 +64,7 @@ def test_ranks_agree_to_the_last_bit(world_of, size, name, op):
 
 
 # Error bound of one call, as a share of the largest element that a rank gave, times the ranks.
-BOUNDS = {"fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 1 / 120, "int8 by chance": 2 / 120}
+BOUNDS = {"fp16": 2.0**-10, "bf16": 2.0**-7, "int8": 1 / 120, "int8 stochastic": 2 / 120}
 
 
 @pytest.mark.parametrize("op", ["avg", "sum"])
@@ -216,9 +216,9 @@ def test_losses_are_sent_with_later_calls(world_of, name):
     assert also_sent == sent
 
 
-def by_chance(comm):
+def stochastically(comm):
     """The mean of many roundings of the same values, without feedback."""
-    compressor, total = FORMATS["int8 by chance"](), np.zeros(257)
+    compressor, total = FORMATS["int8 stochastic"](), np.zeros(257)
     for _ in range(300):
         x = gradients(comm.rank)[4]
         compressor.all_reduce(comm, x)
@@ -226,9 +226,9 @@ def by_chance(comm):
     return np.abs(total / 300 - exact(comm.size, "avg")[4]).max()
 
 
-def test_rounding_by_chance_is_right_on_average(world_of):
+def test_stochastic_rounding_is_right_on_average(world_of):
     (once,) = (1 / 127 * 3,)  # a step of the scale
-    assert max(world_of(2)(by_chance)) < once / 5
+    assert max(world_of(2)(stochastically)) < once / 5
 
 
 def memory_of_its_own(comm):
