@@ -169,9 +169,11 @@ void sr_conn_sleep(int news, uint64_t limit_ns) {
     struct epoll_event events[16];
 #ifdef SYS_epoll_pwait2
     struct timespec limit = {(time_t)(limit_ns / 1000000000), (long)(limit_ns % 1000000000)};
-    if (syscall(SYS_epoll_pwait2, news, events, 16, &limit, NULL, 0) >= 0 || errno != ENOSYS) return;
+    const long nevents = syscall(SYS_epoll_pwait2, news, events, 16, &limit, NULL, 0);
+    if (nevents >= 0 || (errno != ENOSYS && errno != EPERM)) return;
 #endif
-    epoll_wait(news, events, 16, (int)(limit_ns / 1000000) + 1); /* Linux before 5.11: milliseconds only */
+    /* Milliseconds only, for Linux before 5.11 and for a seccomp profile that does not know the call (EPERM). */
+    epoll_wait(news, events, 16, (int)(limit_ns / 1000000) + 1);
 }
 
 void sr_conn_sleep_or(int news, int other, uint64_t limit_ns) {
