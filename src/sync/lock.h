@@ -1,5 +1,16 @@
 /* Locks in shared memory: mutex 3 of U. Drepper, "Futexes are tricky", 2011. The word names its owner, so that a
-   waiting rank can check whether the owner lives. Labels: an L locks (acquire), the U unlocks (release). */
+   waiting rank can check whether the owner lives. Labels: an L locks (acquire), the U unlocks (release).
+
+   Invariants:
+   - A lock has one owner. Only L1 and L2 change the word from 0, by compare-and-swap, and only the owner changes it
+     back to 0 (U1). An owner that dies stays the owner: nothing here takes the lock from it.
+   - The mark SR_LOCK_AWAITED stays until the owner leaves. A rank sleeps only while the word is the marked one that it
+     has seen: the kernel compares the two and begins the sleep in one step.
+   - No wake-up is lost. While a rank sleeps, the word has the mark, or a rank has removed the mark (U1) and is about to
+     wake one, or a rank that was woken is on its way to L2, which sets the mark again, or to sr_lock_pass_on. A rank
+     that has slept must therefore do one of these two, and must not take the lock by L1, which sets no mark.
+   - The mark may be set although no rank sleeps. U1 then makes a system call in vain.
+   A rank that is killed in U1, or after a wake-up, wakes no other rank. The others then sleep up to their limit. */
 #ifndef SR_SYNC_LOCK_H
 #define SR_SYNC_LOCK_H
 
@@ -27,7 +38,7 @@ static inline int sr_lock_owner(const struct sr_lock *lock)
     return (int)(word & ~SR_LOCK_AWAITED) - 1;
 }
 
-/* L1. A rank that has slept must not spin: it would take the lock without the mark, and wake no other rank. */
+/* L1, for a rank that has not slept: see the invariants. */
 static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
 {
     for (int i = 0; i < pauses; i++) {

@@ -64,6 +64,8 @@ BREAKS = [
     ("lock", "LOOKS_FIRST", LOST),
     ("lock", "LOOKS_AND_TAKES", WRONG),
     ("lock", "NO_VALUE", LOST),
+    ("lock", "TRIES_AGAIN", LOST),
+    ("lock", "KEEPS_WAKE_UP", LOST),
     ("broadcast", "IGNORES_RESERVED", WRONG),
     ("broadcast", "JOINS_ALONE", WRONG),
     ("broadcast", "STATE_FIRST", WRONG),

@@ -1,15 +1,18 @@
 /* The lock of src/sync/lock.h (mutex 3 of U. Drepper, "Futexes are tricky", 2011): it has one owner at a time, and
-   every rank that waits gets it in the end. No sleep has a limit here, so a lost wake-up is a state without end. All
-   operations on the word are locked ones, so memory is sequentially consistent. Read it together with sr_lock_try,
-   sr_lock_sleep and sr_lock_leave.
+   every rank that waits gets it in the end, unless it gives up. No other sleep has a limit here, so a lost wake-up is a
+   state without end. All operations on the word are locked ones, so memory is sequentially consistent. Read it together
+   with sr_lock_try, sr_lock_sleep, sr_lock_pass_on and sr_lock_leave.
 
-   Bounds: RANKS ranks that take the lock TURNS times each; rank 0 never tries before it sleeps, the others may.
+   Bounds: RANKS ranks that take the lock TURNS times each; rank 0 never tries before it sleeps, the others may; the
+   last rank may give up in any sleep, and when it is woken.
 
    Each of these definitions breaks the model, and Spin must find it:
      FORGETS          a rank that takes the lock after a sleep does not mark it as awaited
      LOOKS_FIRST      the owner loads the awaited bit before it releases the lock, not in the same operation
      LOOKS_AND_TAKES  a free lock is taken by a load and a store
-     NO_VALUE         the sleep does not compare the word */
+     NO_VALUE         the sleep does not compare the word
+     TRIES_AGAIN      a rank that has slept may take the lock as one that has not
+     KEEPS_WAKE_UP    a rank that gives up wakes no other */
 #ifndef RANKS /* at most MOST_RANKS */
 #define RANKS 3
 #endif
@@ -28,10 +31,21 @@ byte word;             /* 0: free; else the owner + 1, and AWAITED if a rank may
 bool asleep[MOST_RANKS];
 byte owners;
 
+inline wake_one() /* any one of the sleepers */
+{
+    if
+    :: atomic { asleep[0] -> asleep[0] = false }
+    :: atomic { asleep[1] -> asleep[1] = false }
+    :: atomic { asleep[2] -> asleep[2] = false }
+    :: atomic { !asleep[0] && !asleep[1] && !asleep[2] -> skip }
+    fi
+}
+
 proctype rank(byte me)
 {
     byte turn, seen, next;
     for (turn : 1 .. TURNS) {
+again:
         if
         :: me > 0 -> /* L1 */
 #ifdef LOOKS_AND_TAKES
@@ -83,7 +97,13 @@ proctype rank(byte me)
 #endif
                    fi
                };
-               !asleep[me]
+               if
+               :: !asleep[me]
+               :: me == RANKS - 1 -> asleep[me] = false; goto gives_up
+               fi
+#ifdef TRIES_AGAIN
+               ; goto again
+#endif
            fi
         od;
 ours:
@@ -97,15 +117,16 @@ ours:
         atomic { seen = word; word = 0 }; /* U1 */
 #endif
         if
-        :: seen & AWAITED -> /* wakes any one of the sleepers */
-            if
-            :: atomic { asleep[0] -> asleep[0] = false }
-            :: atomic { asleep[1] -> asleep[1] = false }
-            :: atomic { asleep[2] -> asleep[2] = false }
-            :: atomic { !asleep[0] && !asleep[1] && !asleep[2] -> skip }
-            fi
+        :: seen & AWAITED -> wake_one()
         :: else
         fi;
+        goto over;
+gives_up:
+        skip;
+#ifndef KEEPS_WAKE_UP
+        wake_one();
+#endif
+over:
         atomic { seen = 0; next = 0 }
     }
 }
