@@ -1,6 +1,6 @@
-"""The C programs under tests/repo/c: flags, call lines, schedules, liveness, locks, rings of one and of
-several readers, connections, channels; ranks are threads (or a forked process) over plain memory. Each runs
-plain, under ThreadSanitizer, and under AddressSanitizer and UBSan.
+"""The C programs under tests/repo/c: flags, call lines, schedules, liveness, locks, sequence locks, rings of
+one and of several readers, connections, channels; ranks are threads (or a forked process) over plain memory.
+Each runs plain, under ThreadSanitizer, and under AddressSanitizer and UBSan.
 """
 
 import functools
@@ -26,6 +26,7 @@ PROGRAMS = (
     "flag",
     "schedule",
     "lock",
+    "seqlock",
     "conn",
     "spsc_ring",
     "offer",
