@@ -10,12 +10,17 @@ import shmring
 SOON_S = 10  # far below the timeout, on a machine that stalls at times
 
 
-def join_in_vain(_, world, number, finder):
-    begin = time.monotonic()
+def join_in_vain(_, world, number, finder, path):
+    """The finder's check raises a moment after the other rank has come: rank 0 must not end before."""
+    begin, seen = time.monotonic(), []
 
     def check():
-        if number == finder and time.monotonic() - begin > 0.3:
-            raise shmring.RankFailed("rank 2 was not started", rank=2)
+        if number != finder:
+            path.touch()
+        elif path.exists():
+            seen.append(time.monotonic())
+            if seen[-1] - seen[0] > 0.3:
+                raise shmring.RankFailed("rank 2 was not started", rank=2)
 
     with pytest.raises(shmring.RankFailed) as caught:
         shmring.init(world, number, timeout=30, check=check)
@@ -25,10 +30,10 @@ def join_in_vain(_, world, number, finder):
 
 @pytest.mark.parametrize("has_address", [False, True])
 @pytest.mark.parametrize("finder", [0, 1])
-def test_an_error_of_the_check_ends_the_meeting(finder, has_address):
+def test_an_error_of_the_check_ends_the_meeting(finder, has_address, tmp_path):
     address = f"127.0.0.1:{free_port()}" if has_address else None
     world = shmring.world(3, address=address)
     with Ranks(2) as ranks:
-        ranks._order(lambda number: ("call", join_in_vain, (world, number, finder)))
+        ranks._order(lambda number: ("call", join_in_vain, (world, number, finder, tmp_path / "there")))
         answers = ranks.answers()
     assert answers == ([2, 2] if finder == 0 else [1, 2]), answers
