@@ -35,7 +35,10 @@ class CallLock:
     unfinished: list[Any]
 
     def acquire(self, timeout: float = -1.0) -> bool:
-        """Take the lock; wait without end, or for some seconds. Return whether this thread has it now."""
+        """Take the lock; wait without end, or for some seconds. Return whether this thread has it now.
+
+        RuntimeError if this thread has it already, as in a signal handler, and so would wait without end.
+        """
 
     def release(self) -> None:
         """Let the next thread have the lock."""

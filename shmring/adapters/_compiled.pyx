@@ -3,6 +3,7 @@
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_New
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from .._arrays.operands cimport Memory, can_read_while_writing
@@ -98,6 +99,7 @@ cdef class CallLock:
     # A thread changes these only with the GIL, which it does not give up between a test and the change. With threads
     # that wait, a release does not end is_held: the first of them holds the lock from then on.
     cdef bint is_held
+    cdef unsigned long owner   # while it is held: the thread, or 0 until a woken thread runs
     cdef readonly list unfinished   # operations of a group whose results are not in their tensors yet
     cdef list waiting   # a lock of each thread, in the order in which they came; a release of it wakes the thread
 
@@ -106,7 +108,10 @@ cdef class CallLock:
         self.unfinished = []
 
     def acquire(self, double timeout=-1.0):
-        """Take the lock; wait without end, or for some seconds. Return whether this thread has it now."""
+        """Take the lock; wait without end, or for some seconds. Return whether this thread has it now.
+
+        RuntimeError if this thread has it already, as in a signal handler, and so would wait without end.
+        """
         return self.take(timeout)
 
     def release(self):
@@ -125,20 +130,26 @@ cdef class CallLock:
         if self.is_held:
             return self.take_later(timeout)
         self.is_held = True
+        self.owner = <unsigned long> PyThread_get_thread_ident()
         return True
 
     cdef bint take_later(self, double timeout) except -1:
+        cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
+        if self.owner == thread and timeout < 0:
+            raise RuntimeError("a signal handler called a process group during a call of the same group; let the "
+                               "handler note the signal, and act on the note after the call")
         turn = threading.Lock()
         turn.acquire()
         self.waiting.append(turn)
         try:
-            if turn.acquire(True, timeout):
-                return True
+            if not turn.acquire(True, timeout) and self.leave(turn):
+                return False
         except BaseException:   # of a signal's handler
             if not self.leave(turn):
                 self.give_back()
             raise
-        return not self.leave(turn)
+        self.owner = thread
+        return True
 
     # Return whether the thread was still waiting: a release may have come when its wait had just ended.
     cdef bint leave(self, object turn) except -1:
@@ -149,6 +160,7 @@ cdef class CallLock:
 
     cdef inline int give_back(self) except -1:
         if self.waiting:
+            self.owner = 0
             self.waiting.pop(0).release()
         else:
             self.is_held = False

@@ -112,8 +112,10 @@ def test_a_signal_handler_that_raises_ends_a_wait():
         raise InterruptedError("by the handler")
 
     before = signal.signal(signal.SIGALRM, interrupt)
+    holder = threading.Thread(target=lock.acquire)
+    holder.start()
+    holder.join()
     try:
-        lock.acquire()
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(InterruptedError, match="handler"):
             lock.acquire()
@@ -121,6 +123,18 @@ def test_a_signal_handler_that_raises_ends_a_wait():
         signal.signal(signal.SIGALRM, before)
     lock.release()
     assert lock.acquire(0)
+
+
+def test_a_thread_does_not_wait_for_itself():
+    lock = CallLock()
+    with lock, pytest.raises(RuntimeError, match="signal handler"):
+        lock.acquire()
+    lock.acquire()
+    thread, outcome = waiting(lock)
+    lock.release()
+    thread.join()
+    assert outcome == [True]
+    assert not lock.acquire(0.01)  # it is the other thread's
 
 
 def test_a_lock_that_nobody_holds_is_not_released():
