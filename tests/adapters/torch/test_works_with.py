@@ -8,7 +8,10 @@ death of a peer.
 import datetime
 import gc
 import importlib.util
+import os
+import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -500,6 +503,32 @@ def test_other_ranks_do_not_come(tmp_path, kind):
 
 
 # ---- deaths -----------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    """Raised by the handler of a signal."""
+
+
+def interrupt(*_):
+    raise Interrupted
+
+
+def test_a_signal_is_handled_while_ranks_are_awaited():
+    """Without an end of the wait in C++ in between, it would be handled after the timeout."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    began = time.monotonic()
+    timer.start()
+    try:
+        with pytest.raises(Interrupted):
+            meet(store, 0, 2, datetime.timedelta(seconds=LIMIT_S))
+        assert time.monotonic() - began < LIMIT_S / 2
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, former)
+        del store
+        gc.collect()  # as above
 
 
 def die_in_backward(rank, path, hook=None):
