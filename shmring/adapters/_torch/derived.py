@@ -1,6 +1,7 @@
 """Make process groups of the ranks of others: torch's split_group and merge_remote_group.
 
-torch's C++ asks the backend of a group for these, and ends the process for a group of Python that has none.
+torch's C++ asks the backend of a group for these. A group written in Python has no such backend, and without
+the methods here the process would crash.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ class Derivable:
         members = [operator.index(rank) for rank in ranks]
         if not members:
             raise RuntimeError("split_group needs the ranks of the new group; the list is empty")
-        if len(members) > self.comm.size or len(set(members)) < len(members):
-            raise RuntimeError(f"split_group takes each of the group's {self.comm.size} ranks at most once")
+        if not set(members) <= set(range(self.comm.size)) or len(set(members)) < len(members):
+            raise RuntimeError(
+                f"split_group takes each of the group's ranks, 0 to {self.comm.size - 1}, at most once, "
+                f"not {members}"
+            )
         name = f"{self._name}:split:{members}" if group_name is None else group_name
         description = group_desc
         if description is None:
@@ -64,7 +68,7 @@ class Derivable:
     ) -> Any:
         """Return a group of all ranks of several groups, `size` in all, that call it with one store.
 
-        Ranks are numbered as they come.
+        Ranks are numbered in the order of their calls.
         """
         if not isinstance(store, dist.Store):
             raise TypeError(f"merge_remote_group takes a store of torch.distributed, not {store!r:.80}")
