@@ -24,13 +24,13 @@ import shmring
 _LEAST_ROOM_NBYTES = 16 << 20  # of a ring, unless vLLM's has less; one message fits in any case
 _SEPARATE_NBYTES = 1 << 20  # buffers from here on are not copied into the pickle, as in vLLM
 _BRIEF_MS = 20
-_READY = b"READY"  # the first item of a ring; no pickle
+_READY = b"READY"  # the first item of a ring; not a pickle
 
 
 class Waiting:
     """The waits of a reader; in the place of vLLM's SpinCondition. A waiting reader sleeps.
 
-    As vLLM's, a wait is brief within `busy_loop_s` of the last read, and long later.
+    As in vLLM, waits are brief for `busy_loop_s` after a read, and long later.
     """
 
     def __init__(self, ring: shmring.Broadcast, is_reader: bool) -> None:

@@ -320,7 +320,7 @@ class TensorGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Any.
+            Of any dtype and strides.
         dst : int, optional
             A rank of the group; the next one if None.
 

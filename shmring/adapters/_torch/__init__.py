@@ -7,11 +7,11 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                     replacement        |
                            \           |
              compressed -> buckets -> group: ProcessGroup
-                                        |-- _compiled   all_reduce of one dense tensor, in C
-                                        |-- fields      where it reads the fields of torch's options
+                                        |-- _compiled   collectives of one dense tensor, in C
+                                        |-- fields      where _compiled reads the fields of torch's options
                                         |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
-                                        |-- derived     groups that are made of others
+                                        |-- derived     groups of the ranks of other groups
                                         |-- reconfiguring  other members, from torch 2.14 on
                                         |-- work        what an asynchronous call returns
                                         |-- sparse      sums of sparse tensors

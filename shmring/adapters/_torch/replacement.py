@@ -125,7 +125,7 @@ class Replacement(Group):
 
 
 def _or_by_gloo(name: str) -> Callable[..., Any]:
-    """Return Group's method of this name, which hands a call that shmring does not serve to gloo itself."""
+    """Return a method that calls Group's of this name, or gloo itself if shmring does not serve the call."""
     method, name_in_gloo = getattr(Group, name), _NAMES_IN_GLOO.get(name, name)
 
     @functools.wraps(method)

@@ -54,7 +54,7 @@ def _instead_of(make: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
         if by_device.get("cpu") != "gloo":
             return make(*arguments, **keywords)
         try:
-            # A device that the group is bound to would only be asked whether its backend can split groups.
+            # torch would use the device only to ask whether the backend of that device can split groups.
             bound.arguments |= {"backend": _ours(by_device, given, c10d), "device_id": None}
             group, store = make(*bound.args, **bound.kwargs)
         except Unfit as reason:

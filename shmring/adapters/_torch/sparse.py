@@ -18,8 +18,8 @@ from .tensors import ArgumentError, bytes_of, plain_torch, stage_memory
 def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any], Callable[[], None]]:
     """Start to gather the entries of COO tensors of one shape; return the calls and a function.
 
-    The function sets `tensor` to the sum when the calls are complete. A rank may have any number of entries.
-    Entries are added in rank order.
+    Call the function when the calls are complete: it sets `tensor` to the sum. A rank may have any number of
+    entries. Entries are added in rank order.
     """
     if tensor.layout != torch.sparse_coo:
         raise ArgumentError(
