@@ -15,7 +15,7 @@ from shmring import Memory
 
 from .. import _compiled
 
-# Return the tensor's own memory; None if its elements are not stored there in order as they read.
+# Return a tensor's own memory; None if its elements are stored there in another order, negated or conjugated.
 memory_of = Memory.of
 
 
@@ -27,9 +27,18 @@ class DtypeError(TypeError, RuntimeError):
     """For a dtype that an op does not have, and other wrong types; gloo raises RuntimeError for most."""
 
 
+class WaitTimeout(TimeoutError, RuntimeError):
+    """For a call that goes on after the timeout of `Work.wait`; gloo raises RuntimeError."""
+
+
 def as_in_gloo(error: Exception) -> Exception:
-    """Return the error of a wrong argument as one that is a RuntimeError, too; other errors as they are."""
-    kind = {ValueError: ArgumentError, TypeError: DtypeError}.get(type(error))
+    """Return the error of a wrong argument, or of a wait, as a RuntimeError; other errors as they are."""
+    kinds: dict[type, type[Exception]] = {
+        ValueError: ArgumentError,
+        TypeError: DtypeError,
+        TimeoutError: WaitTimeout,
+    }
+    kind = kinds.get(type(error))
     return error if kind is None else kind(*error.args).with_traceback(error.__traceback__)
 
 
@@ -200,11 +209,14 @@ def _check_elements(tensor: torch.Tensor) -> None:
     """Raise NotServed unless the tensor is dense and on the CPU; NoElements for a meta or fake tensor."""
     if tensor.is_meta or isinstance(tensor, FakeTensor):
         raise NoElements
-    if not tensor.is_cpu or tensor.layout != torch.strided:
+    if not tensor.is_cpu:
         raise _OtherTensor(
-            f"shmring takes dense CPU tensors, not {tensor.layout} tensors on {tensor.device}; use the "
-            "accelerator's own backend for its tensors, and shmring for CPU tensors"
+            f"shmring takes CPU tensors, not tensors on {tensor.device}; use the accelerator's own backend "
+            "for its tensors, and shmring for CPU tensors"
         )
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else tensor.layout
+        raise _OtherTensor(f"this call takes dense tensors, not {kind} tensors; convert it to a dense one")
 
 
 def _staged(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,8 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined, unused-ig
     _create_work_from_future,
 )
 
-from .tensors import ArgumentError
+from .._compiled import CallLock
+from .tensors import ArgumentError, as_in_gloo
 
 _TURN_S, _LEAST_S = 0.01, 1e-6
 
@@ -40,7 +41,7 @@ class Message:
     """
 
     def __init__(
-        self, transfer: Any, calling: threading.Lock, timeout_s: float, *, is_from_self: bool = False
+        self, transfer: Any, calling: CallLock, timeout_s: float, *, is_from_self: bool = False
     ) -> None:
         self._transfer = transfer
         self._is_from_self = is_from_self
@@ -69,7 +70,6 @@ class Message:
                         raise TimeoutError(
                             f"the message is not complete within {limit_s:g} s; it continues"
                         ) from None
-            time.sleep(0)  # another thread's turn
 
     def done(self) -> bool:
         with self._calling:
@@ -91,11 +91,17 @@ class Operation:
         self.completer = completer
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Block until complete; return True or raise the error. timeout: then TimeoutError; zero is none."""
+        """Block until complete; return True, or raise the error. A timeout of zero is none.
+
+        After the timeout, raise WaitTimeout; the operation goes on.
+        """
         if timeout and (limit_s := timeout.total_seconds()) > 0:
             until = time.monotonic() + limit_s
-            for part in self.parts:
-                part.wait(max(until - time.monotonic(), 0.0))
+            try:
+                for part in self.parts:
+                    part.wait(max(until - time.monotonic(), 0.0))
+            except TimeoutError as error:
+                raise as_in_gloo(error) from None
         else:
             for part in self.parts:
                 part.wait()
@@ -103,7 +109,7 @@ class Operation:
 
     @property
     def may_never_come(self) -> bool:
-        """Return whether a part is a message: the completer must not wait, as a late one ends the group."""
+        """Return whether a part is a message. The completer must not wait: a late message ends the group."""
         return any(isinstance(part, Message) for part in self.parts)
 
     def is_completed(self) -> bool:
@@ -146,7 +152,8 @@ class Operation:
         """Wait, for the C++ part of a Work, and set its future's result, which C++ would leave empty."""
         self.wait(timeout)
         if not self.future_in_cpp.done():
-            self.future_in_cpp.set_result(self.tensors)
+            with contextlib.suppress(RuntimeError):  # another thread has just set it
+                self.future_in_cpp.set_result(self.tensors)
         return True
 
     def future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -168,7 +175,7 @@ class Operation:
             self.end()
             if self.exception() is None:
                 return torch._C.fork(self.result)  # calls it at once; torch.jit.fork does the same, and warns
-        if self.is_completed() or self.may_never_come:
+        if self.is_completed() or self.may_never_come or self.completer.is_this_thread():
             return self.future()
         ready, future = self._future_of_later()
         self.completer.complete(self, functools.partial(ready.set_result, None))
@@ -260,7 +267,10 @@ class Handle:
     operation: Operation
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Block until complete; return True or raise the error. timeout: then TimeoutError; zero is none."""
+        """Block until complete; return True, or raise the error. A timeout of zero is none.
+
+        After the timeout, raise WaitTimeout; the operation goes on.
+        """
         return self.operation.wait(timeout)
 
     def is_completed(self) -> bool:
@@ -376,7 +386,10 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
 
 
 class Completer:
-    """Complete the futures of one group in the order of their calls, in a thread of its own."""
+    """Complete the futures of one group in the order of their calls, in a thread of its own.
+
+    The thread does not refer to this object, which ends it when nobody uses the group any more.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -388,9 +401,15 @@ class Completer:
         """Call `then` when the operation has ended."""
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = threading.Thread(
+                    target=_complete_all, args=(self._queue,), name=self._name, daemon=True
+                )
                 self._thread.start()
         self._queue.put((operation, then))
+
+    def is_this_thread(self) -> bool:
+        """Return whether a future's callback makes the call. It must not wait for this thread."""
+        return threading.current_thread() is self._thread
 
     def close(self) -> None:
         """End the thread after it has completed the queued operations."""
@@ -401,9 +420,13 @@ class Completer:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _run(self) -> None:
-        while (given := self._queue.get()) is not None:
-            operation, then = given
-            operation.end()
-            then()
-            del operation, then, given
+    def __del__(self) -> None:
+        self._queue.put(None)
+
+
+def _complete_all(operations: queue.SimpleQueue[tuple[Operation, Callable[[], None]] | None]) -> None:
+    while (given := operations.get()) is not None:
+        operation, then = given
+        operation.end()
+        then()
+        del operation, then, given

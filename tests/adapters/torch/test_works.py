@@ -2,6 +2,7 @@
 
 import datetime
 import gc
+import threading
 import time
 
 import pytest
@@ -281,6 +282,32 @@ def operations_left(rank, issue):
 def test_nothing_is_kept_of_works_that_are_over(world_of, issue):
     for more in of_backend(world_of(2), "shmring", operations_left, issue):
         assert more < MANY // 10
+
+
+def test_the_thread_of_a_forgotten_group_ends():
+    completer = _torch_work.Completer("forgotten")
+    has_run = threading.Event()
+    completer.complete(_torch_work.Operation((), [], completer), has_run.set)
+    assert has_run.wait(LIMIT_S)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "forgotten"]
+    del completer
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+class SetByAnother(torch.futures.Future):
+    """A future that another thread completes just after it was asked."""
+
+    def done(self):
+        self.set_result("of another")
+        return False
+
+
+def test_two_threads_complete_a_work_at_once():
+    operation = _torch_work.Operation((), [], _torch_work.Completer("two"))
+    operation.future_in_cpp = SetByAnother()
+    assert operation.wait_in_cpp(datetime.timedelta(0))
+    assert operation.future_in_cpp.value() == "of another"
 
 
 def wait_for_the_dead(rank, path, issue):
