@@ -48,4 +48,6 @@ def _create_group(options: Any, _: Any) -> Any:
     from .meeting import meet
     from .reconfiguring import group_for
 
+    if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":
+        warnings.warn("TORCH_DIST_NAN_CHECK has no effect on process groups of shmring", stacklevel=2)
     return group_for(options, Group, meet)

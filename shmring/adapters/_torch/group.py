@@ -665,6 +665,12 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Do nothing: all ranks are connected already."""
 
+    def register_pre_hook(self, hook_id: int, hook: Any) -> None:
+        # torch's dispatcher runs hooks, and no call of shmring passes it.
+        raise RuntimeError("a process group of shmring runs no hooks before and after its calls")
+
+    register_post_hook = register_pre_hook
+
     def memory_stats(self) -> Any:
         raise RuntimeError("a process group of shmring has no statistics of a device's memory")
 

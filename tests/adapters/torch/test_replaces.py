@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -403,6 +404,24 @@ def check_for_nan(comm):
 @pytest.mark.skipif(not hasattr(c10d, "NanCheckHook"), reason="torch has no such check before 2.14")
 def test_checks_for_nan_are_gloos(world_of):
     assert world_of(2)(check_for_nan) == ["ProcessGroup"] * 2
+
+
+def register_hooks(comm):
+    """Return what the making of the group warns of."""
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    try:
+        with warnings.catch_warnings(record=True) as caught, group_of(comm) as group:
+            for register in (group.register_pre_hook, group.register_post_hook):
+                with pytest.raises(RuntimeError, match="no hooks"):
+                    register(1, print)
+    finally:
+        del os.environ["TORCH_DIST_NAN_CHECK"]
+    return [str(one.message) for one in caught]
+
+
+def test_no_group_of_shmring_has_hooks(world_of):
+    for caught in world_of(2)(register_hooks):
+        assert any("TORCH_DIST_NAN_CHECK has no effect" in text for text in caught)
 
 
 def meet_with_another_version(comm):
