@@ -94,7 +94,6 @@ def prepare_compiled(memory_of: Callable[[Any], shmring.Memory | None]) -> None:
 prepare_compiled(memory_of)
 _CPU = torch.device("cpu")
 # The default options of a call: asynchronous, with the group's timeout.
-_ALL_TO_ALL = c10d.AllToAllOptions()
 _ALLGATHER = c10d.AllgatherOptions()
 _ALLREDUCE_COALESCED = c10d.AllreduceCoalescedOptions()
 _GATHER = c10d.GatherOptions()
@@ -328,10 +327,10 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         return self._call(opts, taken, [output], "all_gather", taken.given(input), out=out)
 
     @_refusing("all_gather")
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
-        """Copy rank r's inputs[k] to output_lists[r][k]."""
-        by_input = [[outputs[k] for outputs in output_lists] for k in range(len(inputs))]
-        return self._each(opts, self.allgather, [[parts] for parts in by_input], [[x] for x in inputs])
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = _ALLGATHER) -> _Pending:
+        """Copy rank r's input_list[k] to output_lists[r][k]."""
+        by_input = [[outputs[k] for outputs in output_lists] for k in range(len(input_list))]
+        return self._each(opts, self.allgather, [[parts] for parts in by_input], [[x] for x in input_list])
 
     @_refusing("all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = _ALLGATHER) -> _Pending:
@@ -394,8 +393,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
     alltoall_base = all_to_all_single
 
-    @_refusing("all_to_all")
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = _ALL_TO_ALL) -> _Pending:
+    @_refusing("all_to_all", "alltoall")
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any) -> _Pending:
         taken = Taken()
         self._check_length(outputs, "outputs")
         self._check_length(inputs, "inputs")

@@ -63,9 +63,10 @@ _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 
 @dataclass(frozen=True)
 class Form:
-    """One form of a method. parameters: by name, the kind of its values; "?" if it may be left out.
+    """One form of a method.
 
-    wraps: its tensors are those of one call, which the form with options takes in a list.
+    parameters: by name, the kind of the values; "?" if the parameter may be left out. wraps: True if the form
+    with options takes each of this form's arguments in a list.
     """
 
     parameters: Mapping[str, str]
@@ -188,5 +189,6 @@ FORMS = {
     "all_to_all_single": Forms(
         c10d.AllToAllOptions, _ALL_TO_ALL, (Form({**_ALL_TO_ALL, "timeout": "time?"}),)
     ),
+    "alltoall": Forms(c10d.AllToAllOptions, {"output_tensors": "tensors", "input_tensors": "tensors"}, ()),
     "barrier": Forms(c10d.BarrierOptions, {}, (Form({"timeout": "time?"}),)),
 }

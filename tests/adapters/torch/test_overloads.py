@@ -109,6 +109,9 @@ CALLS = {
     "allgather(list, list)": lambda g, t: g.allgather(t.outs, [t.x]),
     "allgather(two)": lambda g, t: g.allgather([t.outs, t.more_outs], [t.x, t.y]),
     "allgather(one for two)": lambda g, t: g.allgather([t.outs], [t.x, t.y]),
+    "allgather_coalesced(input_list=)": lambda g, t: g.allgather_coalesced(
+        output_lists=[[out] for out in t.outs], input_list=[t.x]
+    ),
     "all_gather_single": lambda g, t: g.all_gather_single(t.wide, t.x),
     "all_gather_single(output=)": lambda g, t: g.all_gather_single(output=t.wide, input=t.x),
     "_allgather_base": lambda g, t: g._allgather_base(t.wide, t.x, c10d.AllgatherOptions()),
@@ -164,6 +167,13 @@ CALLS = {
         t.wide[: len(t.row)], t.row, [2] * t.size, [2] * t.size, LIMIT
     ),
     "alltoall_base(no sizes)": lambda g, t: g.alltoall_base(t.wide[: len(t.row)], t.row),
+    "alltoall": lambda g, t: g.alltoall(t.outs, [t.x] * t.size),
+    "alltoall(opts)": lambda g, t: g.alltoall(t.outs, [t.x] * t.size, c10d.AllToAllOptions()),
+    "alltoall(output_tensors=)": lambda g, t: g.alltoall(
+        output_tensors=t.outs, input_tensors=[t.x] * t.size, opts=c10d.AllToAllOptions()
+    ),
+    "alltoall(timeout)": lambda g, t: g.alltoall(t.outs, [t.x] * t.size, LIMIT),
+    "alltoall(tensor)": lambda g, t: g.alltoall(t.wide, t.wide),
     # barrier
     "barrier": lambda g, t: g.barrier(),
     "barrier(opts)": lambda g, t: g.barrier(c10d.BarrierOptions()),
