@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import functools
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
@@ -156,7 +155,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self._name = self._description = ""
         self._nsplits = 0
         self._calling = _compiled.CallLock()  # a communicator has one caller of collectives at a time, ...
-        self._messaging = threading.Lock()  # ... and one of messages
+        self._messaging = _compiled.CallLock()  # ... and one of messages
         self._unfinished = self._calling.unfinished  # with staged results, not yet waited for
         self._completer = Completer(f"shmring-futures-{id(self):x}")
         # Shared by all messages that are sent when `send` returns: making a Work takes longer than sending.
@@ -473,8 +472,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         """
         self._nmonitored += 1
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        with self._messaging:
-            monitored_barrier(self.comm, self._nmonitored, limit_s, wait_all_ranks)
+        monitored_barrier(self.comm, self._messaging, self._nmonitored, limit_s, wait_all_ranks)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Set the timeout of later calls."""

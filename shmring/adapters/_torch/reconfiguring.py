@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import os
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -62,7 +61,7 @@ class Reconfigurable:
 
     comm: shmring.Comm
     _calling: CallLock
-    _messaging: threading.Lock
+    _messaging: CallLock
     _handle: str
     _first_store: dist.Store
     _timeout_s: float
@@ -129,7 +128,7 @@ class Reconfigurable:
 
 
 def new_handle() -> str:
-    """Return a text that no other process group has, with the process that has made it."""
+    """Return a text that no other process group has, and that names this process."""
     pid = os.getpid()
     return ":".join((_KIND, secrets.token_hex(8), shmring.host_id(), str(pid), _start_time(pid)))
 
