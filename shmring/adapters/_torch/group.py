@@ -487,6 +487,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self._completer.close()
         self._finish_done(messages=True)
         self.comm.close()
+        self._finish_done()  # calls for which `close` has waited
 
     # -- from arguments to calls --
 

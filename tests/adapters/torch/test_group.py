@@ -448,6 +448,23 @@ def test_futures_of_calls_that_take_long(three):
     assert three(futures_from_outside)[1:] == [False, False]
 
 
+def callbacks_from_outside(comm):
+    """A callback waits for the future of another call: no future waits for the thread that runs callbacks."""
+    with group_of(comm) as group:
+
+        def again(future):
+            time.sleep(0.1 * (comm.rank == 0))
+            return group.allreduce([future.value()[0]], c10d.AllreduceOptions()).get_future().wait()[0]
+
+        time.sleep(0.1 * (comm.rank == 0))
+        future = group.allreduce([torch.ones(1)], c10d.AllreduceOptions()).get_future()
+        return future.then(again).wait().item()
+
+
+def test_callbacks_that_wait_for_futures(three):
+    assert three(callbacks_from_outside) == [9.0] * 3
+
+
 def groups_in_other_orders(comm):
     """Rank by rank the groups are used in another order, all at once."""
     with group_of(comm):
@@ -521,6 +538,19 @@ def staged_results(comm):
 
 def test_results_that_were_staged(three):
     three(staged_results)
+
+
+def dropped_at_the_end(comm):
+    """Destroy the group while a call with a result that is staged is under way."""
+    x = torch.ones(4, 3)
+    with group_of(comm):
+        time.sleep(0.2 * (comm.rank == 0))
+        dist.all_reduce(x.t(), async_op=True)
+    return bool((x == comm.size).all())
+
+
+def test_results_of_calls_under_way_at_the_end(three):
+    assert three(dropped_at_the_end) == [True] * 3
 
 
 def staged_messages(comm):
