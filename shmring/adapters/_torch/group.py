@@ -66,9 +66,9 @@ from .work import (
 # all-reduce.
 _OPS: tuple[Any, ...] = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 _SUM, _AVG, _PREMUL_SUM = 0, _OPS.index("avg"), len(_OPS)
-# torch divides no other integers.
+# torch's div_ takes no other dtypes of integers.
 _INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
-# By number, torch's functions for several tensors of one rank; an average of them is not defined.
+# torch's functions that reduce several tensors of one rank, by the op's number. AVG has none.
 _FOLDS: dict[int, Callable[..., torch.Tensor]] = {
     _OPS.index(name): fold
     for name, fold in (
@@ -85,7 +85,7 @@ _OPTIONS = (c10d.AllreduceOptions, c10d.BroadcastOptions, c10d.AllgatherOptions,
 
 
 def prepare_compiled(memory_of: Callable[[Any], shmring.Memory | None]) -> None:
-    """Let the compiled methods make the calls of tensors whose memory this function returns."""
+    """Let the compiled methods make calls. They leave a tensor without memory_of(tensor) to other methods."""
     options = [_compiled.Options(kind, find_fields(kind)) for kind in _OPTIONS]
     _compiled.prepare_torch(vars(profiler), _OPS, memory_of, *options)
 
@@ -105,13 +105,13 @@ _UNSEEN = contextlib.nullcontext()
 _LINGER_S = 2e-3
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_Pending: TypeAlias = "dist.Work | None"  # a call: under way, or done
+_Pending: TypeAlias = "dist.Work | None"  # of a call; None if it is complete
 
 
 def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method]:
-    """Decorate a method: report an error before its collective is called to the ranks that wait in it.
+    """Decorate a method that makes a collective: if it raises before the collective, other ranks raise, too.
 
-    name: in FORMS, of a method that has several forms; it is called in the form with options.
+    name: the key in FORMS of a method that has several forms; the method gets the form with options.
     """
     forms = None if name is None else FORMS[name]
 
@@ -129,10 +129,14 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
                 return self._do_nothing([*arguments, *keywords.values()])
             except Exception as error:
                 self._refuse(kind, error)
-                self._reported = as_in_gloo(error)
-                if self._reported is error:
-                    raise
-                raise self._reported from None
+                raised = as_in_gloo(error)
+                _mark_reported(raised)
+                try:
+                    if raised is error:
+                        raise
+                    raise raised from None
+                finally:
+                    del raised  # its traceback has this frame
 
         return cast(_Method, refusing)
 
@@ -169,7 +173,6 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self.comm = comm
         self._store = store
         self._nmonitored = 0
-        self._reported: Exception | None = None  # the last error that other ranks learn of without `refuse`
 
     # -- reductions --
 
@@ -384,8 +387,14 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         taken = Taken()
         out, given = taken.changed(output), taken.given(input)
         if not output_lengths and not input_lengths:
+            for tensor, what in ((output, "output"), (input, "input")):
+                if tensor.dim() > 0 and tensor.shape[0] % self.comm.size:
+                    raise ArgumentError(
+                        f"the {what} has {tensor.shape[0]} rows, which {self.comm.size} ranks cannot share "
+                        "evenly; give split sizes"
+                    )
             return self._call(opts, taken, [output], "all_to_all", given, out=out)
-        [data] = bytes_apart({-1: given}, [out])  # the pieces of both may be anywhere in them
+        [data] = bytes_apart({-1: given}, [out])  # -1: an input that overlaps the output is always copied
         pieces = self._rows(data, input, input_lengths, "input")
         outs = self._rows(bytes_of(out), output, output_lengths, "output")
         return self._call(opts, taken, [output], "all_to_all_v", pieces, out=outs)
@@ -499,7 +508,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             with _profiled(kind, result):
                 return self._make(opts, taken, result, kind, *arguments, **keywords)
         except Exception as error:
-            self._reported = error  # the communicator reports it to the other ranks
+            _mark_reported(error)  # by the communicator
             raise
 
     def _make(
@@ -521,7 +530,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         return self._answer(operation_of((part,), result, self._completer, taken.finish))
 
     def _do_nothing(self, arguments: Sequence[Any]) -> _Pending:
-        """Answer a call whose tensors have no elements as a complete one."""
+        """Return what a complete call returns: the tensors of this one have no elements."""
         if any(getattr(argument, "asyncOp", None) is False for argument in arguments):
             return None
         return self._answer(Operation((), pytree.tree_leaves(arguments[0]), self._completer))
@@ -543,17 +552,17 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             return work_of(operation)
         if caller and not caller.startswith("torch."):
             return unknown_work_of(operation)
-        # The caller is torch's C++. `finished` takes no timeout; some of torch's Python gives messages one.
+        # The caller is torch's C++. The `wait` of a Work of `finished` takes no timeout, and some of torch's
+        # Python gives one to messages.
         is_plain = not (isinstance(operation, StagedOperation) or operation.may_never_come)
         if is_plain and not are_any_halves(operation.tensors) and operation.has_succeeded():
             return finished(operation.tensors)
         return LentWork(operation)
 
     def _refuse(self, kind: Any, error: Exception) -> None:
-        if error is self._reported or isinstance(error, shmring.Error):
+        if _is_reported(error) or isinstance(error, shmring.Error):
             return
         with self._calling:
-            self._reported = error
             self.comm.refuse(kind)
 
     def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:
@@ -568,7 +577,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     def _finish_done(self, *, messages: bool = False) -> None:
         """Finish the results of all completed collectives: after a synchronous call, of all earlier ones.
 
-        messages: those of messages as well, which may wait for a thread that is in a call on messages.
+        messages: finish received messages as well. This may wait for a thread that is in a call on messages.
         """
         for operation in tuple(self._unfinished):
             if (messages or not operation.may_never_come) and operation.is_completed():
@@ -594,8 +603,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         nrows = tensor.shape[0] if tensor.dim() else 0
         lengths = lengths or [nrows // size] * size
         self._check_length(lengths, f"split sizes of the {what}")
-        if sum(lengths) != nrows:
-            raise ValueError(f"the split sizes of the {what} are {sum(lengths)} rows; it has {nrows}")
+        if sum(lengths) != nrows or min(lengths) < 0:
+            raise ValueError(f"the split sizes of the {what} are {lengths}; it has {nrows} rows")
         row_nbytes = data.size // nrows if nrows else 0
         pieces, begin = [], 0
         for length in lengths:
@@ -691,6 +700,16 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         return f"<shmring's process group {self._name!r}: {self.comm!r}>"
 
 
+# The error has the mark, since a group that kept its last error would keep the frames of the traceback, too.
+def _mark_reported(error: Exception) -> None:
+    """Note that the other ranks learn of the error without `refuse`."""
+    error.__dict__["is_reported_by_shmring"] = True
+
+
+def _is_reported(error: Exception) -> bool:
+    return "is_reported_by_shmring" in error.__dict__
+
+
 def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Record a call in torch's profiler as "shmring:all_reduce", with its result, until it returns."""
     if not profiler._is_profiler_enabled:
@@ -725,7 +744,7 @@ def _op(number: int) -> str:
 
 
 def _folded(tensors: Sequence[torch.Tensor], number: int) -> torch.Tensor:
-    """Return a new tensor with the reduction of this rank's tensors; the other ranks' are added to it."""
+    """Return a new tensor with the reduction of this rank's tensors, which is then reduced over the ranks."""
     fold = _FOLDS.get(number)
     if fold is None:
         raise ArgumentError(f"shmring does not reduce {len(tensors)} tensors of a rank by this op; pass one")

@@ -1,11 +1,13 @@
 """The process group of the torch backend where something goes wrong: on all ranks, or on one."""
 
+import contextlib
 import datetime
 import functools
 import os
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -17,6 +19,8 @@ from ranks import Died, Ranks
 from torch_ranks import group_of
 
 import shmring
+from shmring.adapters._compiled import CallLock
+from shmring.adapters._torch.tensors import WaitTimeout
 from shmring.adapters._torch.work import Message
 
 
@@ -38,6 +42,8 @@ def wrong_arguments(comm):
             (lambda: dist.all_gather_into_tensor(torch.ones(4), torch.ones(2)), RuntimeError, "a count of 6"),
             (lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(4)), RuntimeError, "4 rows"),
             (lambda: dist.all_to_all_single(x, x, [1, 1, 3], [2, 2, 2]), RuntimeError, "split sizes of"),
+            (lambda: dist.all_to_all_single(x, x, [2, 2, 2], [-1, 5, 2]), RuntimeError, "split sizes of"),
+            (lambda: dist.all_to_all_single(x.view(2, 3), x.view(2, 3)), RuntimeError, "has 2 rows"),
             (lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND), RuntimeError, "band"),
             (lambda: dist.all_reduce(x, dist.ReduceOp.BOR, async_op=True), TypeError, "bor"),
             (lambda: dist.all_reduce(torch.ones(3, 3).to_sparse_csr()), RuntimeError, "not torch.sparse_csr"),
@@ -106,6 +112,25 @@ def test_what_is_wrong_on_one_rank_is_a_mismatch_elsewhere(call):
         assert ranks.meet()(wrong_on_one, call) == ["Mismatch", "ValueError", "Mismatch"]
 
 
+def fail_and_forget(comm):
+    """Return whether a group keeps nothing of the frames through which the error of a call has gone."""
+    with group_of(comm):
+
+        def fail(call, *tensors):
+            held = torch.ones(1)
+            with contextlib.suppress(ValueError):
+                call(*tensors)
+            return weakref.ref(held)
+
+        strided = torch.ones(1).expand(3)
+        calls = (dist.all_reduce, strided), (dist.all_gather_into_tensor, torch.ones(4), torch.ones(2))
+        return [fail(call, *tensors)() is None for call, *tensors in calls]
+
+
+def test_an_error_is_not_kept(three):
+    assert three(fail_and_forget) == [[True, True]] * 3
+
+
 def die(comm):
     with group_of(comm):
         if comm.rank == 1:
@@ -126,6 +151,42 @@ def test_a_rank_that_dies():
     assert [outcome.exitcode for outcome in outcomes if isinstance(outcome, Died)] == [7, -signal.SIGKILL, 7]
 
 
+def die_before_a_monitored_barrier(comm):
+    """Rank 0 waits for rank 1, which is late, when rank 2 has died."""
+    with group_of(comm) as group:
+        dist.barrier()
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.3 * comm.rank)
+        try:
+            group.monitored_barrier()
+        except RuntimeError as error:
+            os._exit(7 if isinstance(error, shmring.RankFailed) and error.rank == 2 else 8)
+
+
+def test_a_monitored_barrier_names_the_dead_rank():
+    with Ranks(3) as ranks:
+        outcomes = ranks.meet().outcomes(die_before_a_monitored_barrier)
+    assert [outcome.exitcode for outcome in outcomes if isinstance(outcome, Died)] == [7, 7, -signal.SIGKILL]
+
+
+def need_a_message_for_a_monitored_barrier(comm):
+    """A thread of rank 0 sends, while rank 0 is in the barrier, what rank 1 needs to come there."""
+    with group_of(comm) as group:
+        x = torch.full((1,), float(comm.rank))
+        if comm.rank == 0:
+            sender = threading.Timer(0.2, dist.send, (x, 1))
+            sender.start()
+        elif comm.rank == 1:
+            dist.recv(x, 0)
+        group.monitored_barrier(datetime.timedelta(seconds=5))
+        return x.item()
+
+
+def test_messages_of_other_threads_beside_a_monitored_barrier(three):
+    assert three(need_a_message_for_a_monitored_barrier) == [0.0, 0.0, 2.0]
+
+
 def wait_in_vain(comm):
     with group_of(comm) as group:
         if comm.rank == 0:
@@ -133,8 +194,10 @@ def wait_in_vain(comm):
         x = torch.ones(1)
         work = dist.all_reduce(x, async_op=True)
         if comm.rank == 1:
-            with pytest.raises(TimeoutError):
+            with pytest.raises(WaitTimeout):
                 work.wait(datetime.timedelta(milliseconds=50))
+            with pytest.raises(WaitTimeout):
+                dist.irecv(torch.ones(1), 0).wait(datetime.timedelta(milliseconds=50))
         work.wait()
         named = ""
         if comm.rank == 0:
@@ -177,10 +240,38 @@ class Never:
 def test_a_message_waits_for_its_timeout_once(limit_s):
     transfer = Never()
     with pytest.raises(TimeoutError) as caught:
-        Message(transfer, threading.Lock(), 0.1).wait(limit_s)
+        Message(transfer, CallLock(), 0.1).wait(limit_s)
     assert transfer.waited_s <= (limit_s or 0.1) + 0.001
     assert isinstance(caught.value, shmring.Timeout) == (limit_s is None)
     assert transfer.told_s == (0.1 if limit_s is None else None)
+
+
+def call_in_a_handler(comm):
+    """Return the error of a call that a signal handler makes while this rank waits, and what rank 0 got."""
+    with group_of(comm):
+        x, errors = torch.ones(1), []
+
+        def handle(*_):
+            with pytest.raises(RuntimeError) as caught:
+                dist.barrier()
+            errors.append(str(caught.value))
+
+        signal.signal(signal.SIGUSR1, handle)
+        dist.barrier()
+        if comm.rank == 0:
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+        else:
+            time.sleep(0.5)
+        dist.all_reduce(x)
+        return errors, x.item()
+
+
+def test_a_call_of_a_signal_handler_within_a_call_is_refused():
+    with Ranks(2) as ranks:
+        ([error], x), ([], _) = ranks.meet()(call_in_a_handler)
+    assert "signal handler called" in error
+    assert x == 2
 
 
 def receive_in_vain(comm, is_sender):
