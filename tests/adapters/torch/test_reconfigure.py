@@ -153,7 +153,7 @@ def refusals(member):
     for handles, match in (
         (member.handles[: member.number] + member.handles[member.number + 1 :], "own"),
         (own * 2, "twice"),
-        ([*own, "gloo:0:-1:0:127.0.0.1:52605"], "no handle"),
+        ([*own, "gloo:0:-1:0:127.0.0.1:52605"], "is not a handle"),
     ):
         with pytest.raises(RuntimeError, match=match):
             dist._reconfigure(7, handles)
