@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 
@@ -27,8 +27,19 @@ def need(module: str, extra: str, purpose: str) -> Any:
 
 def _how_to_install(extra: str) -> str:
     """Return a command that installs an extra without looking up shmring, which is on no index."""
+    from importlib import metadata  # imports much, and is seldom needed
+
     try:
         metadata.distribution("shmring")
     except metadata.PackageNotFoundError:
         return f"pip install '.[{extra}]' in the checkout"
     return f"pip install 'shmring[{extra}]'"
+
+
+def cloudpickle_if_installed() -> Any:
+    """Return the module cloudpickle, or None. It pickles functions and classes that pickle cannot."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return cloudpickle

@@ -27,6 +27,7 @@ from typing import Any
 from .._bootstrap.environment import ENDED_NAME
 from .._bootstrap.join import world
 from .._config.settings import Settings, parse_address
+from .._outcome import Tier
 from .._system.limits import oom_kills
 from .._system.processes import describe_exit, open_standard_streams, parent_death_tie
 from .cpu_binding import Cpus, share_cpus
@@ -35,7 +36,7 @@ from .log_files import Log, create_logs, restart_directory
 from .options import complain, parse, print_line, print_message
 from .output_mux import Front, Screen, Stream, screens
 from .stand_in import with_stand_in
-from .traceback_tail import Tier, exception_line, tier_of, traceback_tail
+from .traceback_tail import exception_line, tier_of, traceback_tail
 
 _CAUSE_S = 1.0  # time for the cause to appear if the first failure may be a consequence of another rank's
 _SWEEP_S = 1.0  # time for processes that the ranks have left running

@@ -7,6 +7,7 @@ outlives `spawn`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import multiprocessing
 import os
@@ -14,8 +15,6 @@ import pickle
 import selectors
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -24,11 +23,12 @@ from typing import Any, Literal, TypeVar, overload
 
 from .._arguments import is_no_list
 from .._bootstrap.join import World, check_nprocs, world
+from .._config.optional_deps import cloudpickle_if_installed
+from .._outcome import Failure, first_of, pickle_value
 from .._system.deadline import Deadline
 from .._system.limits import cpus_for_each, explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
-from ..errors import Aborted, Error, RankFailed, Timeout
-from .traceback_tail import Tier, tier_of_chain
+from ..errors import Timeout
 
 _GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
@@ -187,7 +187,7 @@ def _default_method(fn: Callable[..., Any]) -> str:
         # open.
         main = sys.modules["__main__"]
         pretends_a_file = getattr(main, "__spec__", None) is None and hasattr(main, "__file__")
-        if pretends_a_file or _cloudpickle() is None:
+        if pretends_a_file or cloudpickle_if_installed() is None:
             return "fork"
     return method
 
@@ -208,24 +208,18 @@ def _lives_in_main(fn: Callable[..., Any]) -> bool:
     return getattr(fn, "__module__", None) == "__main__"
 
 
-def _cloudpickle() -> Any:
-    try:
-        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        return None
-    return cloudpickle
-
-
 def _pickle_call(call: _Call) -> bytes:
     problem: Exception | None = None
     # pickle would store only the names of objects in a main module that the rank cannot import.
-    in_session = not _can_import_main() and (_cloudpickle() is not None or _lives_in_main(call[0]))
+    in_session = not _can_import_main() and (
+        cloudpickle_if_installed() is not None or _lives_in_main(call[0])
+    )
     if not in_session:
         try:
             return pickle.dumps(call, protocol=5)
         except Exception as error:  # whatever __reduce__ raises
             problem = error
-    cloudpickle = _cloudpickle()
+    cloudpickle = cloudpickle_if_installed()
     if cloudpickle is None:
         raise TypeError(
             f"{call[0]!r} and its arguments cannot be sent to the ranks by pickle "
@@ -233,99 +227,6 @@ def _pickle_call(call: _Call) -> bytes:
             'module, or method="fork"'
         ) from problem
     return bytes(cloudpickle.dumps(call, protocol=5))
-
-
-def _pickle_value(value: Any) -> bytes:
-    try:
-        return pickle.dumps(value, protocol=5)
-    except Exception:  # whatever __reduce__ raises
-        cloudpickle = _cloudpickle()
-        if cloudpickle is None:
-            raise
-        return bytes(cloudpickle.dumps(value, protocol=5))
-
-
-# --- failures ---
-
-
-@dataclass
-class _Failure:
-    """The failure of a rank, sent to the launcher. The pickle may fail to load; the text always loads."""
-
-    words: str
-    tier: Tier = Tier.OWN
-    at: float = field(default_factory=time.monotonic)  # one clock for all processes of a host
-    pickled: bytes | None = None
-    traceback: str = ""
-    ended: bool = False  # the process ended, by exit or signal: the words are the cause
-
-    def exception(self, rank: int) -> BaseException:
-        """Return the exception that `spawn` raises."""
-        error: BaseException
-        if self.ended:
-            error = RankFailed(f"rank {rank} ended: {self.words}", rank=rank, cause=self.words)
-        else:
-            error = self._unpickled() or RuntimeError(
-                f"rank {rank} raised an exception that cannot be unpickled here: {self.words}"
-            )
-        # An error of a collective already names the rank that it is about; keep that rank.
-        with contextlib.suppress(Exception):  # an exception may refuse new attributes
-            if not isinstance(error, Error) or error.rank is None:
-                error.rank = rank  # type: ignore[attr-defined, unused-ignore]
-        with contextlib.suppress(Exception):
-            if self.traceback:
-                error.add_note(f"\nRaised in rank {rank}:\n{self.traceback}")
-        return error
-
-    def _unpickled(self) -> BaseException | None:
-        if self.pickled is None:
-            return None
-        try:
-            error = pickle.loads(self.pickled)
-        except Exception:  # a class that only the rank can import
-            return None
-        return error if isinstance(error, BaseException) else None
-
-
-def _failure_of(error: BaseException, rank: int) -> _Failure:
-    words = "".join(traceback.format_exception_only(error)).strip()
-    failure = _Failure(words, _tier(error, rank), traceback=_stack_text(error))
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):  # in the launcher these would end it
-        failure.ended = True
-        if isinstance(error, SystemExit):
-            failure.words += " before it returned a result"
-        return failure
-    with contextlib.suppress(Exception):
-        pickled = _pickle_value(error)
-        pickle.loads(pickled)  # fails for an exception whose __init__ takes other arguments
-        failure.pickled = pickled
-    return failure
-
-
-def _stack_text(error: BaseException) -> str:
-    """Return a traceback without the frame of `_run_rank`, and without the error: `spawn` raises that."""
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    whole = traceback.TracebackException(type(error), error, frames)
-    lines = list(whole.format())
-    if not isinstance(error, BaseExceptionGroup):  # which is printed in another form
-        lines = lines[: -len(list(whole.format_exception_only()))]
-    return "".join(lines)
-
-
-def _tier(error: BaseException, rank: int) -> Tier:
-    """Return the tier of a rank's failure, from the exceptions that its traceback shows."""
-    link: BaseException | None = error
-    chain: dict[int, Tier] = {}
-    while link is not None and id(link) not in chain:
-        chain[id(link)] = _tier_of_one(link, rank)
-        link = link.__cause__ if link.__suppress_context__ else link.__context__
-    return tier_of_chain(list(chain.values())[::-1])
-
-
-def _tier_of_one(link: BaseException, rank: int) -> Tier:
-    if isinstance(link, (RankFailed, Aborted)) and link.rank != rank:
-        return Tier.CONSEQUENCE
-    return Tier.COMMON if isinstance(link, Error) else Tier.OWN
 
 
 # --- the rank's side ---
@@ -358,7 +259,7 @@ class _Reporter:
 
     def returned(self, result: Any) -> None:
         try:
-            body = _pickle_value(result)
+            body = pickle_value(result)
         except Exception as error:
             raise RuntimeError(
                 f"rank {self._rank} returned a {type(result).__name__} that cannot be pickled: {error}"
@@ -367,7 +268,7 @@ class _Reporter:
 
     def raised(self, error: BaseException) -> None:
         if not self._done:
-            self._send(_RAISED, pickle.dumps(_failure_of(error, self._rank)))
+            self._send(_RAISED, pickle.dumps(Failure.of(error, self._rank)))
 
     def _send(self, kind: int, body: bytes) -> None:
         self._done = True
@@ -524,7 +425,7 @@ class _Launch:
     """The ranks of one `spawn`, from their start until all have ended."""
 
     def __init__(self, timeout_s: float | None, *, keeps_going: bool = False) -> None:
-        self.failures: dict[int, _Failure] = {}
+        self.failures: dict[int, Failure] = {}
         self._keeps_going = keeps_going
         self._timeout_s = timeout_s
         self._deadline = Deadline(float("inf") if timeout_s is None else timeout_s)
@@ -610,8 +511,8 @@ class _Launch:
         """Return the exception of the first cause; None if no rank failed, or if exceptions are results."""
         if not self.failures or self._keeps_going:
             return None
-        rank, failure = min(self.failures.items(), key=lambda item: (item[1].tier, item[1].at))
-        return failure.exception(rank)
+        rank = first_of(self.failures)
+        return self.failures[rank].exception(rank)
 
     def results(self) -> list[Any]:
         """Return the results by rank; exceptions are results if the other ranks go on."""
@@ -683,7 +584,7 @@ class _Launch:
             words += " before it returned a result"
         if exit_code == 1 and not rank.inbox.begun:
             words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
-        self.failures[rank.rank] = _Failure(words, ended=True)
+        self.failures[rank.rank] = Failure(words, ended=True)
         self._ignore(rank.connection.fileno())
         self._ignore(rank.process.sentinel)
 
@@ -696,7 +597,7 @@ class _Launch:
             rank=late[0],
         )
         for rank in late:
-            self.failures[rank] = _Failure(str(error), pickled=pickle.dumps(error))
+            self.failures[rank] = Failure(str(error), copy.copy(error))
 
     def _wait_for_exits(self, patience_s: float) -> None:
         deadline = Deadline(patience_s)

@@ -5,9 +5,10 @@ The traceback is taken from stderr as Python writes it, so scripts need no decor
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Sequence
+
+from .._outcome import Tier, tier_of_chain
 
 _LAST_LINES = 10  # used if there is no traceback
 _TRACEBACK = r"Traceback \(most recent call last\)"
@@ -24,15 +25,6 @@ _ABOUT_ANOTHER = re.compile(
     r"shmring\.[\w.]*(RankFailed|Aborted):"
     r"|shmring\.mpi4py\.MPI\.Exception: (the communicator was aborted|a process has failed)"
 )
-
-
-class Tier(enum.IntEnum):
-    """Kinds of failures. The lower, the more probable it is that the failure is the first cause."""
-
-    OWN = 0  # a rank's own exception
-    CHAINED = 1  # an own exception, then an error that several ranks get: the first one may have been handled
-    COMMON = 2  # an error that several ranks get, such as Mismatch
-    CONSEQUENCE = 3  # an error about another rank
 
 
 def traceback_tail(lines: list[str]) -> list[str]:
@@ -53,14 +45,6 @@ def tier_of(words: Sequence[str]) -> Tier:
     ends = [*heads[1:], None]
     chain = [_tier_of_one(_causes(plain[at:end])) for at, end in zip(heads, ends, strict=True)]
     return tier_of_chain(chain)
-
-
-def tier_of_chain(chain: Sequence[Tier]) -> Tier:
-    """Return the tier of a failure from those of its exceptions, the first one first."""
-    if Tier.CONSEQUENCE in chain:
-        return Tier.CONSEQUENCE
-    # The first exception may have led to the last, by a collective in a `finally`, or may have been handled.
-    return Tier.CHAINED if chain[0] < chain[-1] else chain[0]
 
 
 def exception_line(words: Sequence[str]) -> str:

@@ -8,47 +8,94 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import pickle
 import queue
 import random
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import shmring
+
+from .._config.optional_deps import cloudpickle_if_installed
+from .._outcome import Failure, first_of
 
 GRACE_S = 5.0  # after a failure, time for the other ranks to raise RankFailed
 _POLL_S = 1.0
 _FIRST_PORT, _LAST_PORT = 20000, 29999  # below those that kernels give to outgoing connections
 
 
+_submitting = threading.Lock()
+
+
+def submitting() -> threading.Lock:
+    """Return the lock that a thread holds while it submits the ranks of a world.
+
+    Workers take tasks in the order of submission, so all ranks of the oldest world start: worlds that threads
+    start at the same time do not wait for each other's workers.
+    """
+    return _submitting
+
+
+def _renew_lock() -> None:
+    global _submitting
+    _submitting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # a pool forks its workers when a rank is submitted
+
+
 class Future(Protocol):
-    """The methods that futures of concurrent.futures, loky and Dask share."""
+    """The methods that futures of concurrent.futures, loky and Dask share, and `ray._Call` has."""
 
     def add_done_callback(self, function: Callable[[Any], Any], /) -> Any: ...
     def cancel(self) -> Any: ...
-    def exception(self) -> Any: ...
     def result(self) -> Any: ...
 
 
-def be_rank(function: bytes, world: shmring.World, rank: int, timeout_s: float | None, *args: Any) -> Any:
-    """Run one rank: join the world and call the function."""
-    with shmring.init(world, rank, timeout=timeout_s) as comm:
-        return pickle.loads(function)(comm, *args)
+def be_rank(
+    function: bytes,
+    world: shmring.World,
+    rank: int,
+    timeout_s: float | None,
+    *args: Any,
+    check: Callable[[], None] | None = None,
+) -> Any:
+    """Run one rank: join the world and call the function. Return its result, or a Failure.
+
+    The failure is returned and not raised: a scheduler may fail to send an exception, may end its worker
+    because of it (SystemExit), and drops the exceptions that led to it.
+    """
+    try:
+        with shmring.init(world, rank, timeout=timeout_s, check=check) as comm:
+            return pickle.loads(function)(comm, *args)
+    except KeyboardInterrupt:
+        raise  # joblib may run a single rank in the caller's process
+    except BaseException as error:
+        return Failure.of(error, rank)
+
+
+def check_wanted(is_cancelled: Callable[[], bool]) -> Callable[[], None]:
+    """Return a check for `shmring.init`: a rank waits for the others only until its task is cancelled."""
+
+    def check() -> None:
+        if is_cancelled():
+            raise shmring.Error("the launcher has given up this start: another rank could not start")
+
+    return check
 
 
 def pack(function: Callable[..., Any]) -> bytes:
     """Return the pickled function. Raises TypeError if it is not callable or cannot be pickled."""
     if not callable(function):
         raise TypeError(f"fn is {function!r}; it must be callable as fn(comm, *args)")
+    pickler = cloudpickle_if_installed() or pickle
     try:
-        from cloudpickle import dumps  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        dumps = pickle.dumps
-    try:
-        return bytes(dumps(function))
+        return bytes(pickler.dumps(function))
     except Exception as error:  # whatever __reduce__ raises
         raise TypeError(f"{function!r} cannot be sent to the ranks: {error}") from error
 
@@ -67,71 +114,61 @@ def collect(
 ) -> list[Any]:
     """Return the results by rank, or raise the failure that is most likely the first cause, as `spawn` does.
 
-    places: by rank its location, for the note. lost: called periodically; returns ranks whose task cannot
-    end.
+    futures: by rank. places: by rank, the name of its worker, for messages. lost: called about once a second;
+    returns the ranks whose workers are gone.
     """
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     waiting = dict(enumerate(futures))
     for rank, future in waiting.items():
-        future.add_done_callback(partial(_note_end, ended, rank))
+        future.add_done_callback(partial(_put_outcome, outcomes, rank))
     results: dict[int, Any] = {}
-    failures: dict[int, BaseException] = {}
-    gone: dict[int, BaseException]
+    failures: dict[int, Failure] = {}
     until = float("inf")
     try:
         while waiting and time.monotonic() < until:
             try:
-                rank = ended.get(timeout=_POLL_S)
+                rank, outcome = outcomes.get(timeout=_POLL_S)
             except queue.Empty:
-                gone = {rank: _ended(rank, places[rank]) for rank in lost() if rank in waiting}
+                for rank in waiting.keys() & set(lost()):
+                    outcomes.put((rank, _ended(rank, places[rank])))
+                    waiting[rank].cancel()
+                continue
+            if waiting.pop(rank, None) is None:  # the second outcome of a lost rank: its task was cancelled
+                continue
+            if isinstance(outcome, Failure):
+                failures[rank] = outcome
+                until = min(until, time.monotonic() + GRACE_S)
             else:
-                results[rank], failure = _outcome(waiting.pop(rank))
-                gone = {} if failure is None else {rank: failure}
-            if gone and not failures:
-                until = time.monotonic() + GRACE_S
-            failures |= gone
-            for rank in gone.keys() & waiting.keys():
-                waiting.pop(rank).cancel()
+                results[rank] = outcome
     finally:
         for future in waiting.values():
-            future.cancel()  # a running task cannot be stopped; it ends when it next needs another rank
+            # A running task cannot be stopped. It ends when it needs another rank, or by `check_wanted`.
+            future.cancel()
     if failures:
         raise first_cause(failures, places)
     return [results[rank] for rank in range(len(futures))]
 
 
-def _note_end(ended: queue.SimpleQueue[int], rank: int, _: object) -> None:
-    ended.put(rank)
-
-
-def _outcome(future: Future) -> tuple[Any, BaseException | None]:
+def _put_outcome(outcomes: queue.SimpleQueue[tuple[int, Any]], rank: int, future: Future) -> None:
+    # A callback, which another thread runs: Dask's `result` waits for ever if the result is lost.
+    outcome: Any
     try:
-        failure = future.exception()
-        return (None, failure) if failure is not None else (future.result(), None)
-    except concurrent.futures.CancelledError as error:
-        return None, error
+        outcome = future.result()
+    except BaseException as error:  # the scheduler's, such as BrokenProcessPool
+        outcome = Failure.of(error, rank)
+    outcomes.put((rank, outcome))
 
 
-def _ended(rank: int, place: str) -> shmring.RankFailed:
-    return shmring.RankFailed(f"rank {rank} ended: {place} is gone", rank=rank, cause=f"{place} is gone")
+def _ended(rank: int, place: str) -> Failure:
+    error = shmring.RankFailed(f"rank {rank} ended: {place} is gone", rank=rank, cause=f"{place} is gone")
+    return Failure.of(error, rank)
 
 
-def first_cause(failures: dict[int, BaseException], places: Sequence[str]) -> BaseException:
-    """Return the failure that most likely caused the others, with its rank and a note."""
-    rank = min(failures, key=lambda rank: (_tier(failures[rank], rank), rank))
-    failure = failures[rank]
-    if isinstance(failure, concurrent.futures.BrokenExecutor):
-        failure.add_note(f"One of {len(places)} ranks ended with its process, and the pool with it.")
-        return failure
-    if not isinstance(failure, shmring.Error) or failure.rank is None:
-        with contextlib.suppress(AttributeError, TypeError):  # the exception's class has __slots__
-            failure.rank = rank  # type: ignore[attr-defined, union-attr, unused-ignore]
-    failure.add_note(f"Raised in rank {rank} of {len(places)}, on {places[rank]}.")
-    return failure
-
-
-def _tier(failure: BaseException, rank: int) -> int:
-    """Return 0 for a rank's own exception, 1 for an error that all ranks get, 2 for another rank's error."""
-    if isinstance(failure, (shmring.RankFailed, shmring.Aborted)) and failure.rank != rank:
-        return 2
-    return 1 if isinstance(failure, shmring.Error) else 0
+def first_cause(failures: Mapping[int, Failure], places: Sequence[str]) -> BaseException:
+    """Return the exception that most likely caused the others, with its rank and a note."""
+    rank = first_of(failures)
+    error = failures[rank].error
+    if isinstance(error, concurrent.futures.BrokenExecutor) and not failures[rank].traceback:  # by the pool
+        error.add_note(f"One of {len(places)} ranks ended with its process, and the pool with it.")
+        return error
+    return failures[rank].exception(rank, f" of {len(places)}, on {places[rank]}")

@@ -14,7 +14,7 @@ import shmring
 
 from .._config.optional_deps import need
 from .._config.settings import address_text
-from ._tasks import be_rank, collect, free_port, pack
+from ._tasks import be_rank, check_wanted, collect, free_port, pack, submitting
 
 __all__ = ["register_sharing", "run"]
 
@@ -44,8 +44,7 @@ def run(
         The TCP port on rank 0's host where workers of several hosts meet; by default a free one. If it is
         given, workers of one host also meet over TCP.
     timeout : float, optional
-        Seconds for the start and for each call on `comm`. If the start fails, a late worker stays busy for
-        that long.
+        Seconds for the start and for each call on `comm`.
 
     Returns
     -------
@@ -55,9 +54,10 @@ def run(
     Raises
     ------
     BaseException
-        The exception of the first failing rank in its own type, with `.rank` and a note.
+        The exception of the first failing rank in its own type, with `.rank` and a note that has its
+        traceback. If it cannot be pickled, a RuntimeError with its text.
     RankFailed
-        If a worker is gone.
+        If a rank raises SystemExit, or its worker is gone.
     ValueError
         For an unknown worker.
 
@@ -82,28 +82,42 @@ def run(
     if port is not None or len(set(hosts)) > 1:
         address = address_text(hosts[0], _port_on(client, ranks[0]) if port is None else operator.index(port))
     world = shmring.world(len(ranks), address=address)
-    futures = [
-        client.submit(
-            be_rank,
-            function,
-            world,
-            rank,
-            timeout,
-            *args,
-            workers=[worker],
-            allow_other_workers=False,
-            pure=False,  # each call makes a new world
-            retries=0,
-            key=f"shmring-rank-{rank}-{world.id}",
-        )
-        for rank, worker in enumerate(ranks)
-    ]
+    with submitting():
+        futures = [
+            client.submit(
+                _be_rank,
+                function,
+                world,
+                rank,
+                timeout,
+                *args,
+                workers=[worker],
+                allow_other_workers=False,
+                pure=False,  # each call makes a new world
+                retries=0,
+                key=f"shmring-rank-{rank}-{world.id}",
+            )
+            for rank, worker in enumerate(ranks)
+        ]
 
     def lost() -> list[int]:
         there = client.nthreads()
         return [rank for rank, worker in enumerate(ranks) if worker not in there]
 
     return collect(futures, [f"worker {worker}" for worker in ranks], lost)
+
+
+def _be_rank(*task: Any) -> Any:
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def is_cancelled() -> bool:
+        state = worker.state.tasks.get(key)
+        return state is None or state.state == "cancelled"
+
+    return be_rank(*task, check=check_wanted(is_cancelled))
 
 
 def _chosen(client: Any, workers: Iterable[str] | None) -> list[str]:
@@ -134,10 +148,9 @@ def _port_on(client: Any, worker: str) -> int:
 def register_sharing(client: Any) -> None:
     """Let Dask pass the arrays of `shmring.share` between this client and its workers as descriptors.
 
-    It holds for arrays that Dask sends by themselves: results, what `client.scatter` sends, and what one
+    This applies to arrays that Dask sends by themselves: results, what `client.scatter` sends, and what one
     worker fetches from another. An array inside an argument of `submit` is pickled with the task, as bytes:
-    scatter it. A worker that receives a shared array has the memory of its sender. So keep the sender's
-    process alive until then.
+    scatter it. The receiver maps the memory of the sender, whose process must live until then.
 
     Parameters
     ----------

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import io
 import pickle
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import shmring
 
 from .._config.optional_deps import need
+from .._outcome import Failure
 from ._sharing import KEEP_NBYTES, LEAST_NBYTES, Loaded, reducer, submit_task
 from ._tasks import be_rank, first_cause, pack
 
@@ -46,7 +46,10 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
     TypeError
         For a function that cannot be pickled.
     BaseException
-        The exception of the first failing rank in its own type, with `.rank` and a note.
+        The exception of the first failing rank in its own type, with `.rank` and a note that has its
+        traceback. If it cannot be pickled, a RuntimeError with its text.
+    RankFailed
+        If a rank raises SystemExit.
 
     Examples
     --------
@@ -71,21 +74,14 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
     function = pack(fn)
     # Batches of one task, all dispatched at once: joblib runs the tasks of one batch one after another.
     parallel = joblib.Parallel(n_jobs=nprocs, batch_size=1, pre_dispatch="all")
-    tasks = (joblib.delayed(_outcome)(function, world, rank, timeout, *args) for rank in range(nprocs))
-    results, errors = zip(*parallel(tasks), strict=True)
-    failures = {rank: error for rank, error in enumerate(errors) if error is not None}
+    outcomes = parallel(
+        joblib.delayed(be_rank)(function, world, rank, timeout, *args) for rank in range(nprocs)
+    )
+    # joblib would raise the exception of any rank, not the first cause.
+    failures = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
     if failures:
         raise first_cause(failures, ["a worker of joblib"] * nprocs)
-    return list(results)
-
-
-def _outcome(*task: Any) -> tuple[Any, Exception | None]:
-    # Return the failure: joblib would raise an arbitrary one, not the first cause.
-    try:
-        return be_rank(*task), None
-    except Exception as error:
-        error.add_note("".join(traceback.format_exception(error)))
-        return None, error
+    return list(outcomes)
 
 
 def register_joblib(
@@ -98,9 +94,9 @@ def register_joblib(
     name : str
         For `joblib.Parallel(backend=name)` and `joblib.parallel_config(name)`.
     least_nbytes : int
-        Smaller arrays are pickled, unless they are those of `shmring.share`.
+        Smaller arrays are pickled, except those of `shmring.share`.
     keep_nbytes : int
-        Most bytes that this process, and each worker, keeps of arrays that were dropped, for the next ones.
+        The most memory of dropped arrays that this process, and each worker, keeps for later arrays.
 
     Raises
     ------

@@ -21,7 +21,7 @@ from ._sharing import (
     run_task,
     submit_task,
 )
-from ._tasks import be_rank, collect, pack
+from ._tasks import be_rank, collect, pack, submitting
 
 __all__ = ["Executor", "run"]
 
@@ -31,20 +31,19 @@ _Result = TypeVar("_Result")
 class Executor(concurrent.futures.ProcessPoolExecutor):
     """A ProcessPoolExecutor whose large arrays travel in shared memory instead of through a pipe.
 
-    It holds for all arrays in the arguments and in the results, at any depth. As in any pool, the receiver
-    gets a copy of its own, which is writable. `submit` pickles or copies the arguments, so later changes of
-    them have no effect. Arrays of `shmring.share`, `shared_empty` and `shared_zeros` are not copied: the
-    receiver has the same memory. The workers share the large arrays that they put into queues as well.
+    This applies to all arrays in the arguments and in the results, at any depth, and to the arrays that the
+    workers put into queues. As in any pool, the receiver gets a copy of its own, which is writable. `submit`
+    pickles or copies the arguments, so later changes of them have no effect. Arrays of `shmring.share`,
+    `shared_empty` and `shared_zeros` are not copied: the receiver has the same memory.
 
     Parameters
     ----------
     max_workers : int, optional
         As for ProcessPoolExecutor.
     least_nbytes : int
-        Smaller arrays are pickled, unless they are those of `shmring.share`.
+        Smaller arrays are pickled, except those of `shmring.share`.
     keep_nbytes : int
-        Most bytes that this process, and each worker, keeps of arrays that were dropped, for the next ones.
-        0: none.
+        The most memory of dropped arrays that this process, and each worker, keeps for later arrays. 0: none.
     **keywords
         Those of ProcessPoolExecutor.
 
@@ -79,7 +78,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         weakref.finalize(self, forget_pool, self._while_open).atexit = False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As ProcessPoolExecutor.shutdown. This process then keeps no more memory for this Executor.
+        """Do as ProcessPoolExecutor.shutdown, and keep no more memory for this Executor in this process.
 
         Parameters
         ----------
@@ -106,14 +105,14 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         Returns
         -------
         concurrent.futures.Future
-            It has the result.
+            The future of the result.
 
         Raises
         ------
         RuntimeError
             As ProcessPoolExecutor.submit: after `shutdown`, or if a worker has died.
         Exception
-            That of the pickle, if an argument cannot be pickled; a ProcessPoolExecutor sets it in the future.
+            What pickle raises if an argument cannot be pickled; a ProcessPoolExecutor sets it in the future.
         OutOfMemory, Error
             As `shmring.share`.
         """
@@ -139,8 +138,8 @@ def run(
     Parameters
     ----------
     pool : concurrent.futures.Executor
-        A ProcessPoolExecutor, a loky executor, or another one on this host. Its workers must be idle, since
-        ranks wait for each other.
+        A ProcessPoolExecutor, a loky executor, or another one on this host. As many of its workers as there
+        are ranks must be idle or become so, since ranks wait for each other.
     fn : callable
         The function.
     nprocs : int
@@ -163,7 +162,10 @@ def run(
         For a pool that is no executor, such as a multiprocessing.Pool; for a function that cannot be pickled
         (by cloudpickle if it is installed).
     BaseException
-        The exception of the first failing rank in its own type, with `.rank` and a note.
+        The exception of the first failing rank in its own type, with `.rank` and a note that has its
+        traceback. If it cannot be pickled, a RuntimeError with its text.
+    RankFailed
+        If a rank raises SystemExit.
 
     Examples
     --------
@@ -188,5 +190,8 @@ def run(
             f"time: make it with max_workers={world.nprocs}, or use {workers} rank(s)"
         )
     function = pack(fn)
-    futures = [pool.submit(be_rank, function, world, rank, timeout, *args) for rank in range(world.nprocs)]
+    with submitting():
+        futures = [
+            pool.submit(be_rank, function, world, rank, timeout, *args) for rank in range(world.nprocs)
+        ]
     return collect(futures, ["a worker of the pool"] * world.nprocs)

@@ -10,7 +10,7 @@ import shmring
 
 from .._config.optional_deps import need
 from .._config.settings import address_text
-from ._tasks import collect, free_port
+from ._tasks import check_wanted, collect, free_port
 
 __all__ = ["join", "register_backend", "world"]
 
@@ -18,7 +18,7 @@ BACKEND = "SHMRING"
 
 
 def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60.0) -> shmring.World:
-    """Return a new world with `actors[r]` as rank r; pass it to each for `shmring.init(world, rank=r)`.
+    """Return a new world with `actors[r]` as rank r. Each actor calls `shmring.init(world, rank=r)` with it.
 
     Actors on several nodes meet over TCP at the node of `actors[0]`.
 
@@ -94,18 +94,18 @@ def join(
     """
     meeting = world(actors, port=port) if timeout is None else world(actors, port=port, timeout=timeout)
     calls = [
-        actor.__ray_call__.remote(_join, meeting, rank, attribute, timeout)
+        _Call(actor.__ray_call__.remote(_join, meeting, rank, attribute, timeout))
         for rank, actor in enumerate(actors)
     ]
-    collect([call.future() for call in calls], [repr(actor) for actor in actors])
+    collect(calls, [repr(actor) for actor in actors])
 
 
 def register_backend(actors: Sequence[Any] = ()) -> None:
     """Register shmring with `ray.util.collective` as backend "SHMRING", in this process and in the actors.
 
     Groups are then made as for other backends, `create_collective_group(..., backend="SHMRING")`, of actors
-    on any nodes; tensors are NumPy arrays or PyTorch tensors on the CPU. They are contiguous in memory;
-    allgather and reducescatter take any. Registering again does nothing.
+    on any nodes. Tensors are NumPy arrays or PyTorch tensors on the CPU. They must be contiguous in memory,
+    except in allgather and reducescatter. Registering again does nothing.
 
     In Ray the NumPy arrays among an actor's arguments, and those that `ray.get` returns, are read-only, since
     processes share their memory. A call that would write to one raises ValueError: copy it, `x = x.copy()`.
@@ -115,7 +115,7 @@ def register_backend(actors: Sequence[Any] = ()) -> None:
     Parameters
     ----------
     actors : list of actor handles
-        Those that will be in groups.
+        The actors that will be in groups.
 
     Raises
     ------
@@ -176,8 +176,29 @@ def _place(_: object) -> tuple[str, str, int]:
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), free_port()
 
 
+class _Call:
+    """A call of an actor as a future. `cancel` also reaches a call that runs: it asks `_is_cancelled`."""
+
+    def __init__(self, ref: Any) -> None:
+        self._ref = ref
+        self._future = ref.future()
+        self.add_done_callback, self.result = self._future.add_done_callback, self._future.result
+
+    def cancel(self) -> None:
+        need("ray", "ray", __name__).cancel(self._ref)
+
+
+def _is_cancelled() -> bool:
+    context = need("ray", "ray", __name__).get_runtime_context()
+    try:
+        return bool(context.is_canceled())
+    except RuntimeError:  # of an asynchronous actor
+        return False
+
+
 def _join(actor: object, meeting: shmring.World, rank: int, attribute: str, timeout_s: float | None) -> None:
     before = getattr(actor, attribute, None)
     if isinstance(before, shmring.Comm):
         before.close()
-    setattr(actor, attribute, shmring.init(meeting, rank, timeout=timeout_s))
+    comm = shmring.init(meeting, rank, timeout=timeout_s, check=check_wanted(_is_cancelled))
+    setattr(actor, attribute, comm)

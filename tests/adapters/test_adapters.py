@@ -1,12 +1,18 @@
 """shmring.adapters: ranks in pools, joblib, Dask and Ray. Each engine really runs if it is installed."""
 
+import concurrent.futures
 import json
 import sys
 import textwrap
+import threading
 
 import pytest
 from engines import assert_well, needs, output_of, start, write_script
 from rendezvous import free_port
+
+import shmring
+from shmring._outcome import Failure
+from shmring.adapters import _tasks
 
 # --- pools and joblib ---
 
@@ -18,6 +24,20 @@ CALLS = """
         if comm.rank == 1:
             raise KeyError("the cause")
         comm.barrier()
+
+    class Odd(Exception):
+        def __init__(self, number, text):
+            super().__init__(text)
+
+    def fail_oddly(comm):
+        if comm.rank == 1:
+            raise Odd(5, "the cause")
+        comm.barrier()
+
+    def leave(comm):
+        if comm.rank == 1:
+            raise SystemExit(3)
+        comm.barrier()
 """
 
 POOLS = (
@@ -27,7 +47,22 @@ POOLS = (
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from multiprocessing import get_context
 
+    import shmring
     from shmring.adapters import pools
+
+    def fail_before_a_collective(comm):
+        try:
+            if comm.rank == 2:
+                raise KeyError("the cause")
+            comm.all_reduce(1.0)
+        finally:
+            comm.gather_object(comm.rank)
+
+    def give_up(comm):
+        try:
+            fail(comm)
+        except shmring.Error:
+            raise ValueError("giving up")
 
     def die(comm):
         if comm.rank == 1:
@@ -46,6 +81,23 @@ POOLS = (
         except Exception as error:
             return error
 
+    def run_within(comm):
+        with ThreadPoolExecutor(1) as pool:
+            return pools.run(pool, total, 1, comm.rank + 1)
+
+    def run_at_the_same_time(pool):
+        submit = pool.submit
+
+        def submit_late(*task):
+            time.sleep(0.02)  # the other threads submit meanwhile, if they may
+            return submit(*task)
+
+        pool.submit = submit_late
+        with ThreadPoolExecutor(3) as callers:
+            runs = [callers.submit(pools.run, pool, total, 2, x, timeout=20) for x in range(3)]
+            assert [run.result() for run in runs] == [[1, 1], [3, 3], [5, 5]]
+        del pool.submit
+
     def check(pool, can_die=True):
         assert pools.run(pool, total, 3, 10) == [33, 33, 33]
         assert pools.run(pool, total, 2, 10) == [21, 21]  # fewer ranks than workers
@@ -54,6 +106,17 @@ POOLS = (
         cause = failure_of(pool, fail, 3)
         assert isinstance(cause, KeyError) and cause.rank == 1, cause
         assert "Raised in rank 1 of 3" in cause.__notes__[0]
+        cause = failure_of(pool, give_up, 3)
+        assert isinstance(cause, KeyError) and cause.rank == 1, cause
+        cause = failure_of(pool, fail_before_a_collective, 3)
+        assert isinstance(cause, shmring.Mismatch), cause
+        assert "Raised in rank 2 of 3" in cause.__notes__[-1], cause.__notes__
+        odd = failure_of(pool, fail_oddly, 3)
+        assert "the cause" in str(odd) and odd.rank == 1, odd
+        run_at_the_same_time(pool)
+        assert pools.run(pool, run_within, 2) == [[1], [2]]
+        end = failure_of(pool, leave, 3)
+        assert isinstance(end, shmring.RankFailed) and (end.rank, end.cause[:13]) == (1, "SystemExit: 3"), end
         assert "invalid literal" in str(failure_of(pool, Unloadable(), 3))
         assert isinstance(failure_of(pool, 5, 3), TypeError)
         assert "such as a ProcessPoolExecutor" in str(failure_of([], total, 3))
@@ -96,6 +159,13 @@ JOBLIB = (
             adapter.run(fail, 3)
         except KeyError as error:
             assert error.rank == 1 and "Raised in rank 1" in error.__notes__[-1]
+        for backend in "loky", "multiprocessing":
+            for function, text in (fail_oddly, "Odd: the cause"), (leave, "SystemExit: 3"):
+                try:
+                    with joblib.parallel_config(backend):
+                        adapter.run(function, 2)
+                except RuntimeError as error:
+                    assert error.rank == 1 and text in str(error), error
         with joblib.parallel_config("sequential"):
             try:
                 adapter.run(total, 2, 1)
@@ -109,6 +179,41 @@ JOBLIB = (
 @needs("joblib")
 def test_joblib(tmp_path):
     assert_well(start(sys.executable, write_script(tmp_path, JOBLIB)))
+
+
+# --- the collection of results ---
+
+
+class FutureOfDask(concurrent.futures.Future):
+    """A future whose result is lost with its worker: `result` then waits until the task is cancelled."""
+
+    def add_done_callback(self, function):
+        super().add_done_callback(lambda _: threading.Thread(target=function, args=(self,)).start())
+
+    def result(self, timeout=None):
+        found = super().result()
+        return found if self.is_there else self.cancelled_later.result()
+
+    def cancel(self):
+        self.cancelled_later.cancel()
+        return super().cancel()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_lost_worker_is_the_failure_of_its_rank(monkeypatch, has_ended):
+    """Whether its task has ended or not, and while another rank runs on."""
+    monkeypatch.setattr(_tasks, "_POLL_S", 0.01)
+    futures = [FutureOfDask() for _ in range(3)]
+    for rank, future in enumerate(futures):
+        future.is_there, future.cancelled_later = rank != 1, concurrent.futures.Future()
+    futures[0].set_result(0)
+    if has_ended:
+        futures[1].set_result(1)
+    consequence = Failure.of(shmring.RankFailed("rank 1 is gone", rank=1), 2)
+    threading.Timer(0.2, futures[2].set_result, [consequence]).start()
+    with pytest.raises(shmring.RankFailed, match="rank 1 ended: worker b is gone") as caught:
+        _tasks.collect(futures, ["worker a", "worker b", "worker c"], lambda: [1])
+    assert caught.value.rank == 1
 
 
 # --- Dask ---
@@ -132,6 +237,31 @@ DASK = """
             os._exit(3)
         comm.barrier()
 
+    class Odd(Exception):
+        def __init__(self, number, text):
+            super().__init__(text)
+
+    def fail_oddly(comm):
+        if comm.rank == 1:
+            raise Odd(5, "the cause")
+        comm.barrier()
+
+    def die_later():
+        time.sleep(1)
+        os._exit(3)
+
+    def workers_of_a(client):
+        client.wait_for_workers(3)
+        node = client.run(lambda: os.environ["SHMRING_NODE"])
+        return [worker for worker in node if node[worker] == "a"]
+
+    class Deadly:
+        def __reduce__(self):
+            os._exit(3)
+
+    def return_deadly(comm):
+        return Deadly() if comm.rank == 1 else comm.rank
+
     def failure_of(*arguments, **how):
         try:
             dask.run(*arguments, **how)
@@ -147,9 +277,7 @@ DASK = """
         scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard": False}}
         workers = {name: nanny(name[0]) for name in ("a0", "b0", "a1")}
         with SpecCluster(scheduler=scheduler, workers=workers) as cluster, Client(cluster) as client:
-            client.wait_for_workers(3)
-            node = client.run(lambda: os.environ["SHMRING_NODE"])
-            own = [worker for worker in node if node[worker] == "a"]
+            own = workers_of_a(client)
             assert dask.run(client, total, 1, workers=own) == [(3, 1, "a")] * 2
             for how in {}, {"port": PORT}:
                 assert sorted(dask.run(client, total, 1, **how)) == [(6, 2, "a"), (6, 2, "a"), (6, 2, "b")]
@@ -161,10 +289,20 @@ DASK = """
             assert "named twice" in str(failure_of(client, total, workers=own[:1] * 2))
             cause = failure_of(client, fail)
             assert isinstance(cause, KeyError) and cause.rank == 1, cause
+            odd = failure_of(client, fail_oddly)
+            assert "Odd: the cause" in str(odd) and odd.rank == 1, odd
             gone = failure_of(client, die, workers=own)
             assert isinstance(gone, shmring.RankFailed) and gone.rank == 1, gone
-            client.wait_for_workers(3)  # Dask has started another
-            assert len(dask.run(client, total, 1)) == 3
+            own = workers_of_a(client)  # Dask has started another
+            lost = failure_of(client, return_deadly, workers=own)
+            assert isinstance(lost, shmring.RankFailed) and lost.rank == 1, lost
+            own = workers_of_a(client)
+            ending = client.submit(die_later, workers=own[1:])
+            gone = failure_of(client, total, 1, workers=own)
+            assert isinstance(gone, shmring.RankFailed) and gone.rank == 1, gone
+            assert len(dask.run(client, total, 1, workers=own[:1])) == 1  # which waits for rank 1 no longer
+            ending.cancel()
+            assert len(dask.run(client, total, 1, workers=workers_of_a(client))) == 2
         with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
             with Client(cluster) as client:  # ranks are threads
                 assert dask.run(client, total, 1) == [(3, 1, None)] * 2
@@ -252,6 +390,9 @@ RAY = """
         def die(self):
             os._exit(3)
 
+        def die_when_joining(self):
+            shmring.init = lambda *_, **__: os._exit(3)
+
         def collectives(self, rank, group):
             for make in KINDS:
                 self.check(rank, make, group)
@@ -301,7 +442,7 @@ RAY = """
             env = {"env_vars": {"SHMRING_NODE": node}} if node else {}
             return Actor.options(runtime_env=env).remote()
 
-        actors = [actor() for _ in range(3)]
+        actors, doomed = [actor() for _ in range(3)], Actor.options(num_cpus=0).remote()
         adapter.join(actors)
         assert ray.get([actor.total.remote(1) for actor in actors]) == [(6, 1)] * 3
 
@@ -317,6 +458,13 @@ RAY = """
             adapter.join([*actors, actor(), actor()], timeout=2)
         except shmring.Timeout as error:
             assert "did not answer within 2 s" in str(error) and error.rank in (3, 4), error
+
+        ray.get(doomed.die_when_joining.remote())
+        try:
+            adapter.join([*actors[:2], doomed])
+            raise AssertionError("nothing was raised")
+        except ray.exceptions.RayActorError:
+            adapter.join(actors)  # which wait for the dead one no longer
 
         waiting = [actor.total.remote(1) for actor in actors[:2]]
         actors[2].die.remote()

@@ -23,6 +23,7 @@ from leftovers import descendants, is_alive, left_running, names_in_shm, wait_un
 
 import shmring
 from shmring._launch import spawn
+from shmring._outcome import Failure
 from shmring._system import limits
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -240,7 +241,7 @@ def test_closures_and_lambdas_travel(method):
 
 
 def test_without_cloudpickle_the_error_of_a_lambda_names_the_fix(monkeypatch):
-    monkeypatch.setattr(spawn, "_cloudpickle", lambda: None)
+    monkeypatch.setattr(spawn, "cloudpickle_if_installed", lambda: None)
     with pytest.raises(TypeError, match="pip install cloudpickle"):
         shmring.spawn(lambda comm: None, 2, method="spawn")
     assert shmring.spawn(lambda comm: comm.rank, 2, method="fork") == [0, 1]
@@ -641,7 +642,7 @@ def test_a_script_without_a_main_guard_is_reported(tmp_path):
 
 
 def fail_without_reading(fd):
-    body = pickle.dumps(spawn._Failure("MemoryError: no room for the call"))
+    body = pickle.dumps(Failure("MemoryError: no room for the call"))
     os.write(fd, spawn._head(spawn._RAISED, body) + body)
 
 
@@ -662,22 +663,6 @@ def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
     assert "MemoryError: no room for the call" in str(failure)
 
 
-def test_failures_are_ordered_by_cause_then_time():
-    consequence = shmring.RankFailed("other", rank=2)
-    wrapped = ValueError("mine")
-    wrapped.__cause__ = consequence
-    assert spawn._tier(ValueError("x"), 0) < spawn._tier(shmring.Mismatch("x"), 0) < spawn._tier(wrapped, 0)
-    assert spawn._tier(consequence, 0) == spawn._tier(wrapped, 0)
-    loop = ValueError("loop")
-    loop.__context__ = loop
-    assert spawn._tier(loop, 0) == spawn._tier(ValueError("x"), 0)
-    handled = shmring.Mismatch("x")  # by `except KeyError`, or raised in a `finally`
-    handled.__context__ = KeyError("k")
-    assert spawn._tier(ValueError("x"), 0) < spawn._tier(handled, 0) < spawn._tier(shmring.Mismatch("x"), 0)
-    handled.__suppress_context__ = True  # by `raise ... from None`
-    assert spawn._tier(handled, 0) == spawn._tier(shmring.Mismatch("x"), 0)
-
-
 def leave_before_a_collective(comm):
     try:
         if comm.rank == 2:
@@ -696,21 +681,6 @@ def test_the_rank_whose_finally_led_to_a_mismatch_is_raised():
     (note,) = [note for note in caught.value.__notes__ if "Raised in rank" in note]
     assert "Raised in rank 2:" in note
     assert "ValueError: the cause" in note
-
-
-def test_what_travels_is_words_even_if_nothing_else_can():
-    sent = pickle.loads(pickle.dumps(spawn._failure_of(OddError(1, "words"), 3)))
-    assert str(sent.exception(3)).endswith("OddError: words")
-
-
-class ClosedError(Exception):
-    def __setattr__(self, name, value):
-        raise ValueError("this one takes nothing")
-
-
-def test_an_exception_that_takes_no_attributes_comes_without_them():
-    sent = spawn._failure_of(ClosedError("closed"), 3)
-    assert type(sent.exception(3)) is ClosedError
 
 
 def threads_of(comm):

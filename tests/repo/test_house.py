@@ -108,8 +108,10 @@ FOLDERS = {
         "_p2p",
         "mpi4py",
     },  # public names
+    "_outcome": {"errors", "_config"},  # the result or failure of a rank, on its way to the launcher
     "_launch": {
         "_arguments",
+        "_outcome",
         "errors",
         "_config",
         "_system",
@@ -124,8 +126,9 @@ FOLDERS = {
     # numbers of kinds, and the table of operations, are `_core`'s.
     "mpi4py": {"__init__", "errors", "_comm", "_core", "_config", "_launch"},
     "_stand_in": {"mpi4py"},
-    # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`.
-    "adapters": {"_arguments", "__init__", "methods", "_config", "_arrays"},
+    # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`; adapters
+    # that start ranks need `_outcome`.
+    "adapters": {"_arguments", "_outcome", "__init__", "methods", "_config", "_arrays"},
     "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
     "selftest": {"tools"},
     "__main__": {"tools"},

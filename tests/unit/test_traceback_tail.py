@@ -6,7 +6,8 @@ import textwrap
 
 import pytest
 
-from shmring._launch.traceback_tail import Tier, exception_line, tier_of, traceback_tail
+from shmring._launch.traceback_tail import exception_line, tier_of, traceback_tail
+from shmring._outcome import Tier
 
 # A class that Python prints like RankFailed, without ranks.
 RANK_FAILED = "class RankFailed(Exception): __module__ = 'shmring.errors'\n"
