@@ -6,14 +6,17 @@ then all ranks continue from the mean of the weights.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 import shmring
 
+from .._arguments import integer, is_no_list
 from .._config.optional_deps import need
 
 __all__ = ["average", "fit_partial_batches"]
@@ -40,11 +43,11 @@ def average(
     comm : Comm
         The communicator.
     weight : float
-        This rank's weight in the mean, 0 or more, for example its number of samples; if all are 0, nothing
-        changes.
+        This rank's weight in the mean, 0 or more, for example its number of samples. If it is 0 on all ranks,
+        nothing changes.
     attributes : list of str
-        The weights, float arrays or lists of float arrays, with the same shapes on all ranks; by default
-        those of linear models; ("coefs_", "intercepts_") for neural networks.
+        The names of the estimator's weights: float arrays or lists of float arrays, with the same shapes on
+        all ranks. The default is for linear models; ("coefs_", "intercepts_") is for neural networks.
 
     Returns
     -------
@@ -54,9 +57,11 @@ def average(
     Raises
     ------
     sklearn.exceptions.NotFittedError
-        For an estimator without weights.
+        For an estimator without the attributes.
+    TypeError
+        For an attribute that is no float array, or that the estimator computes at each access.
     ValueError
-        For a weight below 0, and for SGD with average=..., which keeps a second set of weights.
+        For a weight below 0 or infinite, and for SGD with average=..., which keeps a second set of weights.
     Error
         As `Comm.all_reduce_many`.
 
@@ -82,7 +87,10 @@ def fit_partial_batches(
     every: int = 1,
     attributes: Sequence[str] = LINEAR,
 ) -> _Estimator:
-    """Run `partial_fit` on this rank's batches; after each `every` of them `average` by samples. Collective.
+    """Run `partial_fit` on this rank's batches, and `average` after every few of them. Collective.
+
+    The weight of a rank in a mean is the number of its samples since the mean before. If a batch raises an
+    exception, the other ranks raise `Mismatch` in their next mean.
 
     Parameters
     ----------
@@ -91,24 +99,26 @@ def fit_partial_batches(
     comm : Comm
         The communicator.
     batches : iterable of tuple
-        Pairs (X, y). A rank may have fewer than others and then joins the means with weight 0; each rank
-        needs at least one.
+        Pairs (X, y), at least one on each rank. A rank that has fewer than others takes part in the later
+        means with weight 0.
     classes : list, optional
         All labels of all ranks, for classifiers.
     every : int
-        Number of batches between two means.
+        The number of batches between two means, 1 or more.
     attributes : list of str
         As in `average`.
 
     Returns
     -------
     estimator
-        The same one. Its weights are then the same on every rank.
+        The same one, with the same weights on every rank.
 
     Raises
     ------
-    ValueError, Error
+    TypeError, ValueError, Error
         As `average`.
+    Exception
+        That of `partial_fit`.
 
     Examples
     --------
@@ -119,30 +129,30 @@ def fit_partial_batches(
     >>> shmring_sklearn.fit_partial_batches(model, comm, batches[comm.rank :: 2], classes=[0, 1]) is model
     True
     """
-    if every < 1:
-        raise ValueError(f"every is {every}; it must be 1 batch or more")
+    with _refusing(comm):
+        every = integer("every", every)
+        if every < 1:
+            raise ValueError(f"every is {every}; it must be 1 batch or more")
+        left = iter(batches)
     known = {} if classes is None else {"classes": classes}
-    left = iter(batches)
     learning: Any = estimator
     while True:
         samples = 0
-        for images, labels in itertools.islice(left, every):
-            learning.partial_fit(images, labels, **known)
-            samples += len(labels)
+        with _refusing(comm):
+            for images, labels in itertools.islice(left, every):
+                learning.partial_fit(images, labels, **known)
+                samples += len(labels)
         if not _average(estimator, comm, samples, attributes):
             return estimator
 
 
 def _average(estimator: Any, comm: shmring.Comm, weight: float, attributes: Sequence[str]) -> bool:
     """Average; return whether any rank had a weight above 0."""
-    try:
+    with _refusing(comm):
         arrays = _weights_of(estimator, attributes)
-        if not weight >= 0:
-            raise ValueError(f"weight is {weight}; it must be 0 or more")
-    except (TypeError, ValueError):
-        comm.refuse("all_reduce")
-        raise
-    total = np.array([weight], float)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"weight is {weight}; it must be a finite number, 0 or more")
+        total = np.array([weight], float)
     sums = [array * np.asarray(weight, array.dtype) for array in arrays]
     comm.all_reduce_many([*sums, total])
     if not total[0]:
@@ -152,9 +162,35 @@ def _average(estimator: Any, comm: shmring.Comm, weight: float, attributes: Sequ
     return True
 
 
-def _weights_of(estimator: Any, attributes: Sequence[str]) -> list[Any]:
+def _weights_of(estimator: Any, attributes: Sequence[str]) -> list[np.ndarray[Any, Any]]:
+    if is_no_list(attributes):
+        raise TypeError(f"attributes is {attributes!r}; give a list of names")
     need("sklearn.utils.validation", "sklearn", __name__).check_is_fitted(estimator, attributes)
     if getattr(estimator, "average", False):
         raise ValueError(f"the estimator has average={estimator.average!r}; make it with average=False")
-    found = (getattr(estimator, name) for name in attributes)
-    return [array for each in found for array in (each if isinstance(each, list) else [each])]
+    arrays = []
+    for name in attributes:
+        found = getattr(estimator, name)
+        each = found if isinstance(found, (list, tuple)) else [found]
+        # A property may compute another array at each access: a change of that array would be lost.
+        if found is not getattr(estimator, name) or not all(map(_can_be_averaged, each)):
+            raise TypeError(
+                f"{name} of {type(estimator).__name__} cannot be averaged in place: it must be an array of "
+                "floats that can be written to, or a list of such arrays"
+            )
+        arrays += each
+    return arrays
+
+
+def _can_be_averaged(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.flags.writeable
+
+
+@contextlib.contextmanager
+def _refusing(comm: shmring.Comm) -> Iterator[None]:
+    """Report an error before the all-reduce to the ranks that wait in it."""
+    try:
+        yield
+    except BaseException:
+        comm.refuse("all_reduce")
+        raise

@@ -120,32 +120,72 @@ def test_regressors_need_no_classes(world_of):
     world_of(2)(fit_lines)
 
 
-def refuse(comm, estimator, weight, error):
+def refuse(comm, estimator, how, error):
     if comm.rank == 0:
         adapter.average(fitted(SGDClassifier, 0), comm)
     with pytest.raises(error):
-        adapter.average(estimator, comm, weight=weight)
+        adapter.average(estimator, comm, **how)
+
+
+def with_a_number():
+    from sklearn.linear_model import LinearRegression
+
+    return LinearRegression().fit(*digits(0, 20))
+
+
+def with_a_property():
+    from sklearn.svm import SVC
+
+    return SVC(kernel="linear").fit(*digits(0, 20))
+
+
+def fitted_once():
+    return fitted(SGDClassifier, 0)
 
 
 @pytest.mark.parametrize(
-    ("make", "weight", "error"),
+    ("make", "how", "error"),
     [
-        (SGDClassifier, 1, not_fitted),
-        (lambda: fitted(SGDClassifier, 0), -1, lambda: ValueError),
+        (SGDClassifier, {}, not_fitted),
+        (fitted_once, {"weight": -1}, lambda: ValueError),
+        (fitted_once, {"weight": np.inf}, lambda: ValueError),
         (
             lambda: SGDClassifier(average=True).partial_fit(*digits(0, 20), classes=CLASSES),
-            1,
+            {},
             lambda: ValueError,
         ),
+        (fitted_once, {"attributes": "coef_"}, lambda: TypeError),
+        (fitted_once, {"attributes": ["classes_"]}, lambda: TypeError),
+        (with_a_number, {}, lambda: TypeError),
+        (with_a_property, {}, lambda: TypeError),
     ],
-    ids=["not fitted", "weight", "average"],
+    ids=["not fitted", "weight", "infinite", "average", "text", "integers", "number", "property"],
 )
-def test_a_refusal_on_one_rank_is_a_mismatch_on_the_others(world_of, make, weight, error):
-    outcomes = world_of(2).outcomes(refuse, make(), weight, error())
+def test_a_refusal_on_one_rank_is_a_mismatch_on_the_others(world_of, make, how, error):
+    outcomes = world_of(2).outcomes(refuse, make(), how, error())
     assert isinstance(outcomes[0], shmring.Mismatch), outcomes
     assert outcomes[1] is None, outcomes
 
 
-def test_every_is_checked():
-    with pytest.raises(ValueError, match="every is 0"):
-        adapter.fit_partial_batches(SGDClassifier(), None, [], every=0)
+def fit_a_wrong_batch(comm, number):
+    """Rank 1's batch of this number is none."""
+    batches = [digits(i, i + 20) for i in range(0, 60, 20)]
+    if comm.rank == 1:
+        batches[number] = None
+    with pytest.raises(TypeError if comm.rank else shmring.Mismatch):
+        adapter.fit_partial_batches(SGDClassifier(), comm, batches, classes=CLASSES)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_batch_that_fails_on_one_rank_is_a_mismatch_on_the_others(world_of, number):
+    world_of(2)(fit_a_wrong_batch, number)
+
+
+def give_a_wrong_every(comm):
+    for every, error in (0, ValueError), (1.5, TypeError):
+        with pytest.raises(error, match=f"every is {every}"):
+            adapter.fit_partial_batches(SGDClassifier(), comm, [], every=every)
+
+
+def test_every_is_checked(world_of):
+    world_of(1)(give_a_wrong_every)
