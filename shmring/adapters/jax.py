@@ -401,7 +401,7 @@ def _refusing(comm: shmring.Comm, kind: Any) -> Iterator[None]:
     """Report an argument error inside the block to the ranks that wait in the collective `kind`."""
     try:
         yield
-    except (TypeError, ValueError):
+    except Exception:  # also JAX's OverflowError for a large int
         if kind != "send":
             comm.refuse(kind)
         raise
@@ -413,7 +413,7 @@ def _way() -> Any:
     need("jax", "jax", __name__)
     try:
         from ._jax import xla
-    except (ImportError, AttributeError, TypeError) as error:  # names of JAX that have no promise to stay
+    except (ImportError, AttributeError, TypeError) as error:  # private names of JAX, which may change
         warnings.warn(
             f"programs of this JAX call shmring through callbacks, some 100 us more each: {error}",
             RuntimeWarning,

@@ -6,8 +6,9 @@ cannot compile it: leave `jit_compile` off, the default on CPUs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,9 @@ def all_reduce_grads(
     Parameters
     ----------
     gradients : iterable of tensor
-        With the same shapes and dtypes on all ranks, reduced by one `Comm.all_reduce_many`; None stays None.
-        An IndexedSlices, the gradient of an embedding, stays an IndexedSlices: the concatenated slices of all
-        ranks (op: sum or avg), which sends less if few rows are used.
+        Their shapes and dtypes are the same on all ranks. One `Comm.all_reduce_many` reduces them; None stays
+        None. An IndexedSlices, the gradient of an embedding, stays one: it has the slices of all ranks, one
+        after another (op: sum or avg). This sends less if few rows are used.
     comm : Comm
         The communicator.
     op : str or Op
@@ -57,7 +58,7 @@ def all_reduce_grads(
     Raises
     ------
     ValueError
-        For an op that IndexedSlices do not support.
+        For an op that IndexedSlices do not support, and for slices that cannot be made dense.
     Error
         As `Comm.all_reduce_many`. Inside `tf.function`: TensorFlow errors with shmring's text.
 
@@ -114,14 +115,14 @@ def DistributedOptimizer(  # the name in Horovod
 ) -> Any:
     """Return an optimizer of the same class and settings that applies the gradients of all ranks.
 
-    Use it in `model.compile` and in manual steps: each `apply` calls `all_reduce_grads` (with these
-    arguments), then the class's own `apply`. All ranks must make equally many steps. A saved model names the
+    Use it in `model.compile` and in manual steps. Each `apply` calls `all_reduce_grads` with these arguments,
+    then the class's own `apply`. All ranks must make the same number of steps. A saved model names the
     original class, so it loads without shmring.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer
-        One that was not used yet.
+        One that has not been built.
     comm, op, sparse_as_dense
         As in `all_reduce_grads`.
 
@@ -132,8 +133,8 @@ def DistributedOptimizer(  # the name in Horovod
 
     Raises
     ------
-    TypeError, ValueError
-        For another object, or one that was used.
+    ValueError
+        For an optimizer that has been built, a wrong op, or another backend of Keras.
 
     Examples
     --------
@@ -147,7 +148,7 @@ def DistributedOptimizer(  # the name in Horovod
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"Keras runs on {keras.backend.backend()}; this needs KERAS_BACKEND=tensorflow")
     if optimizer.built:
-        raise ValueError("the optimizer was used already: its state would be lost; give a new one")
+        raise ValueError("the optimizer was used already, and its state would be lost: give a new one")
     made = _distributed(optimizer.__class__).from_config(optimizer.get_config())
     made.reduce_gradients = functools.partial(
         all_reduce_grads, comm=comm, op=_op_of(comm, op), sparse_as_dense=sparse_as_dense
@@ -186,8 +187,9 @@ def broadcast_at_start(comm: shmring.Comm, root: int = 0) -> Any:
 def average_metrics(comm: shmring.Comm) -> Any:
     """Return a callback for `model.fit` that averages an epoch's losses and metrics over the ranks.
 
-    All ranks have equal weight: give all the same number of samples. List the callback before callbacks that
-    read the metrics (EarlyStopping, ReduceLROnPlateau), which then act alike on every rank.
+    All ranks have equal weight, so give all of them the same number of samples. Each metric is one number.
+    List the callback before callbacks that read the metrics (EarlyStopping, ReduceLROnPlateau), so that these
+    act alike on every rank.
 
     Parameters
     ----------
@@ -211,7 +213,8 @@ def average_metrics(comm: shmring.Comm) -> Any:
 
     def average(_: int, logs: dict[str, Any]) -> None:
         names = sorted(logs)
-        values = np.array([float(logs[name]) for name in names])
+        with _refusing(comm):
+            values = np.array([float(logs[name]) for name in names])
         comm.all_reduce(values, "avg")
         logs.update(zip(names, values.tolist(), strict=True))
 
@@ -234,9 +237,19 @@ def _tensorflow() -> Any:
 
 def _op_of(comm: shmring.Comm, op: shmring.Op | str) -> shmring.Op:
     """Return the op. A wrong op raises ValueError on this rank and Mismatch on the others."""
-    try:
+    try:  # not _refusing: AutoGraph may convert this function
         return shmring.Op(op)
     except ValueError:
+        comm.refuse("all_reduce")
+        raise
+
+
+@contextlib.contextmanager
+def _refusing(comm: shmring.Comm) -> Iterator[None]:
+    """Report an error before the all-reduce to the ranks that wait in it."""
+    try:
+        yield
+    except Exception:
         comm.refuse("all_reduce")
         raise
 
@@ -245,12 +258,12 @@ def _all_reduce_grads(
     found: list[Any], comm: shmring.Comm, op: shmring.Op, sparse_as_dense: bool
 ) -> list[Any]:
     tf = _tensorflow()
-    if sparse_as_dense:
-        found = [each if each is None else tf.convert_to_tensor(each) for each in found]
-    sparse = [number for number, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]
-    if sparse and op not in (shmring.Op.SUM, shmring.Op.AVG):
-        comm.refuse("all_reduce")
-        raise ValueError(f"IndexedSlices have no {op.value!r}; take sum or avg, or sparse_as_dense=True")
+    with _refusing(comm):
+        if sparse_as_dense:  # an error if the slices do not know the shape of the tensor
+            found = [each if each is None else tf.convert_to_tensor(each) for each in found]
+        sparse = [number for number, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]
+        if sparse and op not in (shmring.Op.SUM, shmring.Op.AVG):
+            raise ValueError(f"IndexedSlices have no {op.value!r}; take sum or avg, or sparse_as_dense=True")
     dense = [number for number, each in enumerate(found) if each is not None and number not in sparse]
     for number, reduced in zip(dense, _all_reduce([found[n] for n in dense], comm, op), strict=True):
         found[number] = reduced

@@ -269,13 +269,14 @@ WRONG = {
     "op": lambda comm: adapter.all_reduce(np.ones(4, "f4"), comm, "nonsense" if comm.rank else "sum"),
     "root": lambda comm: adapter.broadcast(np.ones(4, "f4"), comm, 2 if comm.rank else 0),
     "shape": lambda comm: adapter.reduce_scatter(np.ones(3 if comm.rank else 4, "f4"), comm),
+    "a large int": lambda comm: adapter.all_reduce(2**40 if comm.rank else 1, comm),
     "no array": lambda comm: adapter.all_gather("text" if comm.rank else np.ones(4, "f4"), comm),
 }
 
 
 def give_wrong_arguments(comm, name):
     by("XLA")
-    with pytest.raises((TypeError, ValueError) if comm.rank else shmring.Mismatch):
+    with pytest.raises((TypeError, ValueError, OverflowError) if comm.rank else shmring.Mismatch):
         WRONG[name](comm)
 
 
