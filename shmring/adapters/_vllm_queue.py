@@ -21,16 +21,16 @@ from vllm.distributed.device_communicators import shm_broadcast as upstream
 
 import shmring
 
-_LEAST_ROOM_NBYTES = 16 << 20  # of a ring, unless vLLM's has less; one message fits in any case
+_ROOM_NBYTES = 16 << 20  # the size of a ring; smaller if vLLM's is, larger if a message needs it
 _SEPARATE_NBYTES = 1 << 20  # buffers from here on are not copied into the pickle, as in vLLM
 _BRIEF_MS = 20
-_READY = b"READY"  # the first item of a ring; not a pickle
+_READY = b"READY"  # the first item of a ring; it is no pickle
 
 
 class Waiting:
-    """The waits of a reader; in the place of vLLM's SpinCondition. A waiting reader sleeps.
+    """The waits of a reader, in the place of vLLM's SpinCondition. A waiting reader sleeps.
 
-    As in vLLM, waits are brief for `busy_loop_s` after a read, and long later.
+    As in vLLM, a wait is short within `busy_loop_s` of the last read, and long later.
     """
 
     def __init__(self, ring: shmring.Broadcast, is_reader: bool) -> None:
@@ -38,7 +38,7 @@ class Waiting:
         self.is_reader = is_reader
         self.last_read = time.monotonic() if is_reader else 0.0
         self.busy_loop_s = 1.0 if is_reader else 0.0
-        self.item: Any = None  # what a wait has got
+        self.item: Any = None  # the item that a wait has received
 
     def wait(self, timeout_ms: int | None = None) -> None:
         """Sleep until there is an item, `cancel` is called, or the time has passed."""
@@ -67,7 +67,7 @@ class Waiting:
         self._ring.interrupt()
 
 
-_Upstream = upstream.MessageQueue  # now, since a program may put the class below in its place
+_Upstream = upstream.MessageQueue  # kept here, since a program may put the class below in its place
 
 
 class MessageQueue(upstream.MessageQueue):  # type: ignore[misc, unused-ignore]
@@ -101,7 +101,7 @@ class MessageQueue(upstream.MessageQueue):  # type: ignore[misc, unused-ignore]
             self._open_local(max_chunk_bytes, max_chunks, arena)
 
     def _open_local(self, max_chunk_bytes: int, max_chunks: int, with_arena: bool) -> None:
-        room = min(max_chunk_bytes * max_chunks, _LEAST_ROOM_NBYTES)
+        room = min(max_chunk_bytes * max_chunks, _ROOM_NBYTES)
         self.buffer = shmring.Broadcast(
             max(room, max_chunk_bytes + max_chunk_bytes // 8), readers=self.n_local_reader
         )
@@ -149,7 +149,7 @@ class MessageQueue(upstream.MessageQueue):  # type: ignore[misc, unused-ignore]
         self.local_socket.setsockopt_string(zmq.SUBSCRIBE, "")
         self.buffer = pickle.loads(handle.buffer_handle[3])
         self._spin_condition = Waiting(self.buffer, is_reader=True)
-        self._spin_condition.item = self._spin_condition.take()  # a place among the readers, from now on
+        self._spin_condition.item = self._spin_condition.take()  # from now on the ring counts this reader
         self.local_socket.connect(handle.local_subscribe_addr)
         return self
 
@@ -163,7 +163,7 @@ class MessageQueue(upstream.MessageQueue):  # type: ignore[misc, unused-ignore]
     def wait_until_ready(self) -> None:
         """Wait until the writer and all readers have come. Collective.
 
-        A reader of this machine waits in the ring, which shows the death of the writer.
+        A reader of this machine waits in the ring, where it notices the death of the writer.
         """
         if self.buffer is None:
             super().wait_until_ready()
@@ -224,7 +224,7 @@ class MessageQueue(upstream.MessageQueue):  # type: ignore[misc, unused-ignore]
         if self.tensor_arena is not None:
             self.tensor_arena.flush_releases()
         item = self._next_item(timeout, indefinite)
-        if item == _READY:  # this reader did not wait for it
+        if item == _READY:  # wait_until_ready was not called
             self._is_ready = True
             item = self._next_item(timeout, indefinite)
         if item == b"":
@@ -271,7 +271,7 @@ def _own(function: Any) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Return how a tensor is pickled: as in vLLM, but a reader of this machine need not copy it again."""
+    """Return how a tensor is pickled: as in vLLM, but without another copy in a reader of this machine."""
     function, args, *more = upstream._reduce_tensor(tensor)
     return _tensor_of if function is upstream._rebuild_tensor else function, args, *more
 

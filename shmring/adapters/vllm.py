@@ -237,7 +237,7 @@ class TensorGroup:
             For wrong sizes; as `Comm.all_gather_v`.
         """
         if isinstance(input_, list):
-            return [self.all_gatherv(one, dim, sizes) for one in input_]
+            return self.comm.run_steps(lambda: [self.all_gatherv(one, dim, sizes) for one in input_])
         if sizes is None:
             return self.all_gather(input_, dim)
         if dim != 0 or len(sizes) != self.comm.size or input_.shape[0] != sizes[self.comm.rank]:
@@ -310,9 +310,12 @@ class TensorGroup:
             self.comm.reduce_scatter(self._taken().given(whole), out=self._taken().changed(out))
         else:
             out = parts[rank].clone()
-            for root, part in enumerate(parts):
-                self.comm.reduce(self._taken().given(out if root == rank else part), "sum", root)
+            self.comm.run_steps(self._reduce_each, [*parts[:rank], out, *parts[rank + 1 :]])
         return out.movedim(0, dim).contiguous()
+
+    def _reduce_each(self, parts: list[Any]) -> None:
+        for root, part in enumerate(parts):
+            self.comm.reduce(self._taken().given(part), "sum", root)
 
     def send(self, tensor: Any, dst: int | None = None) -> None:
         """Send a tensor.
@@ -330,8 +333,7 @@ class TensorGroup:
             As `Comm.send`.
         """
         to = (self.comm.rank + 1) % self.comm.size if dst is None else dst
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        self.comm.send(self._bytes(plain), to, _TAG, context=_CONTEXT)
+        self.comm.send(self._plain(tensor), to, _TAG, context=_CONTEXT)
 
     def recv(self, size: Sequence[int], dtype: Any, src: int | None = None) -> Any:
         """Return a received tensor.
@@ -375,7 +377,10 @@ class TensorGroup:
         Error
             As `Comm.send`.
         """
-        tensors = [value for value in tensor_dict.values() if isinstance(value, self._torch.Tensor)]
+        # First, so that a tensor that cannot be sent is an error before the receiver waits for it.
+        tensors = [
+            self._plain(value) for value in tensor_dict.values() if isinstance(value, self._torch.Tensor)
+        ]
         entries = [
             (key, tuple(value.shape), value.dtype) if isinstance(value, self._torch.Tensor) else (key, value)
             for key, value in tensor_dict.items()
@@ -383,7 +388,7 @@ class TensorGroup:
         head = np.frombuffer(pickle.dumps(entries), np.uint8)
         self.comm.send(head, dst, _TAG, context=_CONTEXT)
         for tensor in tensors:
-            self.send(tensor, dst)
+            self.comm.send(tensor, dst, _TAG, context=_CONTEXT)
 
     def recv_tensor_dict(self, src: int) -> dict[str, Any]:
         """Return a dict that `send_tensor_dict` has sent.
@@ -414,9 +419,16 @@ class TensorGroup:
                 found[key] = self.recv(shape, dtype, src)
         return found
 
+    def _plain(self, tensor: Any) -> Any:
+        """Return the values of a tensor of any layout as bytes in C order."""
+        return self._bytes(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
     def _bytes(self, tensor: Any) -> Any:
         """Return the memory of a contiguous tensor as bytes: messages may have any dtype."""
-        return shmring.Memory.of(tensor.view(-1).view(self._torch.uint8))
+        memory = shmring.Memory.of(tensor.view(-1).view(self._torch.uint8))
+        if memory is None:
+            raise TypeError(f"a message is a tensor on the CPU, not on {tensor.device}")
+        return memory
 
 
 def _dimension(tensor: Any, dim: int, comm: shmring.Comm, kind: Any) -> int:

@@ -125,6 +125,8 @@ def send_all(comm):
         "none": None,
     }
     if comm.rank == 0:
+        with pytest.raises(TypeError, match="not on meta"):  # before anything is sent
+            group.send_tensor_dict({"first": sent["byte"], "nowhere": torch.empty(2, device="meta")}, 1)
         group.send_tensor_dict(sent, 1)
         group.send(sent["strided"])
         group.send_tensor_dict({}, 1)
@@ -159,6 +161,29 @@ def refuse_all(comm):
     group.all_reduce(x)
     assert (x == comm.size).all()
     return True
+
+
+def interrupt_between_steps(comm, call):
+    group = adapter.TensorGroup(comm)
+    taken, uses = group._taken, []
+
+    def interrupting():
+        uses.append(1)
+        if len(uses) > 2:
+            raise KeyboardInterrupt
+        return taken()
+
+    if comm.rank == 1:
+        group._taken = interrupting
+    arguments = {"reduce_scatterv": (torch.ones(6), 0, [1, 2, 3]), "all_gatherv": ([torch.ones(2)] * 3,)}
+    with pytest.raises(KeyboardInterrupt if comm.rank == 1 else shmring.Aborted):
+        getattr(group, call)(*arguments[call])
+    return True
+
+
+@pytest.mark.parametrize("call", ["reduce_scatterv", "all_gatherv"])
+def test_an_interrupt_between_the_steps_of_a_call_ends_it_on_all_ranks(three, call):
+    assert three.meet().outcomes(interrupt_between_steps, call) == [True] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
