@@ -96,8 +96,8 @@ cdef inline object name_of_op(int64_t op, object tensor):
 cdef class CallLock:
     """A lock as threading.Lock, faster while no other thread waits for it, and taken in turn if others do."""
 
-    # A thread changes these only with the GIL, which it does not give up between a test and the change. With threads
-    # that wait, a release does not end is_held: the first of them holds the lock from then on.
+    # A thread reads and changes these with the GIL, and does not give it up between a test and a change. If threads
+    # wait, a release hands the lock to the first of them: is_held stays true.
     cdef bint is_held
     cdef unsigned long owner   # while it is held: the thread, or 0 until a woken thread runs
     cdef readonly list unfinished   # operations of a group whose results are not in their tensors yet

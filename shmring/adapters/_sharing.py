@@ -17,7 +17,7 @@ from .._arrays.passing import block_of, reduce_array, reduce_copy, reduce_plainl
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
 
-# bench_share.py: from here on a pickle at once is faster than a copy, if many tasks are submitted.
+# bench_share.py: from this size on it is faster to pickle at once than to copy, if many tasks are submitted.
 LIGHT_NBYTES = 160 << 10
 _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes)) | {
     np.dtype(code).type for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
@@ -27,7 +27,7 @@ _Reducer = Callable[[np.ndarray[Any, Any]], Any]
 
 
 class _Pickler(reduction.ForkingPickler):
-    """Pickle as multiprocessing does, and arrays from a size on in shared memory."""
+    """Pickle as multiprocessing does, but send large arrays in shared memory."""
 
     def __init__(self, file: io.BytesIO, least_nbytes: int, sent: list[Any]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -35,11 +35,11 @@ class _Pickler(reduction.ForkingPickler):
 
 
 def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any] | None = None) -> _Reducer:
-    """Return a reducer of arrays that sends copies of those of `least_nbytes` or more in shared memory.
+    """Return a reducer that copies arrays of at least `least_nbytes` into shared memory.
 
     Arrays that the user has shared are passed by reference.
-    otherwise: the reducer of the others; None for a pickle that is loaded as writable. sent: a list to which
-    what `take_back` needs is appended.
+    otherwise: the reducer of all other arrays; None for a pickle that is loaded as a writable array. sent:
+    a list, to which the reducer appends what `take_back` needs.
     """
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
@@ -94,12 +94,14 @@ class Loaded:
 
 
 def light_copies(values: Iterable[Any], least_nbytes: int) -> list[Any] | None:
-    """Return copies that later changes of the values do not reach, or None if some are not light.
+    """Return copies of the values, which later changes do not affect. None if a value is not light.
 
-    Light are numbers, strings, and arrays below `least_nbytes` that the user has not shared.
+    Light values are numbers, strings, and arrays below `least_nbytes` that the user has not shared.
     """
     copies = []
-    made: dict[int, Any] = {}  # by the id of an array: the same array twice is so to the receiver, too
+    made: dict[
+        int, Any
+    ] = {}  # by the id of an array: an array that is given twice is one array to the receiver
     for value in values:
         kind = type(value)
         if kind is np.ndarray:
@@ -117,7 +119,7 @@ def light_copies(values: Iterable[Any], least_nbytes: int) -> list[Any] | None:
 def begin_worker(
     least_nbytes: int, keep_nbytes: int, initializer: Callable[..., Any] | None, arguments: tuple[Any, ...]
 ) -> None:
-    """Have this process, a worker, share the large arrays that it sends; call the user's initializer."""
+    """Let this process, a worker, send large arrays in shared memory; call the user's initializer."""
     shmring.keep_shared(keep_nbytes)
     reduction.ForkingPickler.register(np.ndarray, reducer(least_nbytes, reduce_array))
     if initializer is not None:

@@ -6,5 +6,5 @@ adapters/jax: pytrees, arguments --> call: a collective, its shapes, its gradien
      |     |        program --XLA--> _compiled: the handler, in C --> Call.run --> comm
      |     +--> errors: exceptions of the handler on their way to the caller
      |
-     +--> callback: the same through host callbacks of Python, where XLA's interface is not to be had
+     +--> callback: the same through host callbacks of Python, where XLA's interface is missing
 """

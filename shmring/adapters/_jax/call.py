@@ -19,11 +19,10 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Group:
-    """A communicator as programs know it, which do not keep it alive.
+    """A communicator as programs refer to it. They do not keep it alive.
 
-    Its name counts the communicators that programs of this process have used, and is never used again.
-    Processes that run the same code give the same names, so the compilation cache that JAX keeps on disk
-    serves the next job, too.
+    The name has a number that no other communicator of this process gets. Processes that run the same code
+    give the same names, so the next job can use the compilation cache that JAX keeps on disk.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """Return the text by which a compiled program names it: the same in every process, and no address."""
+        """Return the call's name in compiled programs. It is the same in every process, so has no address."""
         return " ".join([self.kind, *map(str, self.how), "on", self.group.name])
 
     def results(self, leaves: Sequence[tuple[Shape, Any]]) -> list[tuple[Shape, Any]]:
@@ -111,7 +110,7 @@ class Call:
 
             sums = run(Call(self.group, "all_reduce", ("sum",)), cotangents)
             is_root = self.group.rank == self.how[0]
-            # All results depend on the cotangents: so `vmap` batches the next call on all ranks, or on none.
+            # The result depends on the cotangents on all ranks: `vmap` batches the next call on all or none.
             return [jax.numpy.where(is_root, leaf, jax.numpy.zeros_like(leaf)) for leaf in sums]
         if self.kind in ("all_reduce", "all_to_all"):
             return run(self, cotangents)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 
-_MOST = 16  # under plain jax.jit nobody takes them
+_MOST = 16  # exceptions that are kept: under plain jax.jit no exception is taken
 _kept: dict[int, BaseException] = {}
 _numbers = itertools.count(1)
 
