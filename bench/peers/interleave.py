@@ -21,8 +21,8 @@ LONG_SAMPLE_S = 0.050
 # The first calls are slow and say little, so the number of loops grows by steps.
 GROWTH = 8
 WARM_UP_TRIES = 12
-# The least warm-up, whichever ends first. A library that chooses its way by measurement, as shmring does,
-# still remembers the cell before, in which the input was written, or was not.
+# The least warm-up, whichever ends first. shmring chooses some paths by measurement: the first calls of a
+# cell take those of the cell before, in which the input may have been written before every call.
 SETTLING_CALLS = 300
 SETTLING_S = 0.060
 # Gloo's name for it, and the names of MPI's persistent calls.

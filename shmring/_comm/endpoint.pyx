@@ -34,16 +34,13 @@ from .._p2p.matching cimport (
 )
 from .._p2p.messages cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, TO_BE_OFFERED, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait,
-    frame_tag,
+    frame_tag, least_offered,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
 from .._diagnostics import failures
 from .._system import procfs, segments
 from ..errors import Closed, Error
-
-cdef enum:
-    SHARED_TO_PRIVATE = 4    # shared arrays are offered from a quarter on: reading them needs no system call
 
 
 # Return the name of the call that posted the message.
@@ -309,12 +306,11 @@ cdef class Endpoint:
     # Decide whether the receiver is to copy the message from where it lies.
     cdef void plan_offer(self, Message *message) noexcept:
         cdef Group *g = &self.engine.g
-        cdef size_t least = g.tuning.single_copy_message_nbytes
-        if message.nbytes < max(least // SHARED_TO_PRIVATE, <size_t> SR_CACHE_LINE):   # an offer is one line
+        if message.nbytes < least_offered(g):
             return
         if g.nblocks > 0 and self.engine.find_block(message.data, message.nbytes, &message.block, &message.place):
             message.offering = TO_BE_OFFERED
-        elif g.single_copy and message.nbytes >= least:
+        elif g.single_copy and message.nbytes >= g.tuning.single_copy_message_nbytes:
             message.offering = TO_BE_OFFERED
             message.block, message.place = SR_PRIVATE, <uintptr_t> message.data
 

@@ -5,7 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport Group
-from .._core.segment cimport sr_flag
+from .._core.segment cimport SR_CACHE_LINE, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_offer, sr_outgoing, sr_receipts, sr_ring_end
 from .._engine.queue cimport Pollable
 from .._transport.channel cimport sr_channel, sr_channels
@@ -98,6 +98,7 @@ cdef struct UnexpectedMessage:
 
 cdef enum:
     OFFER_CLASSES = 5    # of lengths: each is four times as long as the one before
+    SHARED_TO_PRIVATE = 4   # shared arrays are offered from a quarter on: reading them needs no system call
 
 
 # The progress of a message that a peer has offered.
@@ -121,9 +122,9 @@ cdef struct Peer:
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
     # By class of length, see push_offer:
-    int[OFFER_CLASSES] noffers          # offers since the ring was last faster, or was last measured
+    int[OFFER_CLASSES] noffers          # offers that were read since the ring was last preferred, or last measured
     int[OFFER_CLASSES] nunoffered       # number of the next messages that are not offered
-    int[OFFER_CLASSES] last_unoffered   # the value that nunoffered last got when the ring was faster
+    int[OFFER_CLASSES] last_unoffered   # what nunoffered got when the ring was last preferred; 0 after ENOUGH_OFFERS
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
@@ -190,3 +191,9 @@ cdef inline bint is_probe_for(const Message *receive, uint64_t kind, size_t nbyt
 
 cdef inline uint32_t frame_tag(const Message *message) noexcept nogil:
     return <uint32_t> message.tag | message.context << CONTEXT_SHIFT
+
+
+# The length from which messages of shared arrays are offered, and from which the time in the ring is measured. An offer
+# takes a cache line itself.
+cdef inline size_t least_offered(const Group *g) noexcept nogil:
+    return max(g.tuning.single_copy_message_nbytes // SHARED_TO_PRIVATE, <size_t> SR_CACHE_LINE)

@@ -17,7 +17,7 @@ from .._core.spsc_ring cimport (
 )
 from .messages cimport (
     NOT_OFFERED, NO_OFFER, OFFERED, OFFER_CLASSES, STREAMED, TO_BE_OFFERED, TO_BE_READ, UNDER_WAY, VOID, Matching,
-    Message, Peer,
+    Message, Peer, least_offered,
 )
 
 
@@ -25,13 +25,13 @@ cdef enum:
     OFFER_STEP_NBYTES = 1 << 20   # read in one step, between two polls of the other ranks
     OFFER_LEAST_NS = 3000         # for so long, and for the time of a copy into the ring, the receiver may come late
     STAGED_NBYTES_A_NS = 8        # bench/peers/peers.py --call ping_pong, 64 KiB to 1 MiB
-    LEAST_SLOW = 4                # slow messages in a row after which the ring is taken, if they are much too slow
-    MOST_SLOW = 12                # ... in any case: so many may bring the memory into the receiver's caches
-    HOPELESS_PERCENT = 85         # of the ring's speed: much too slow
+    LEAST_SLOW = 4                # slow messages in a row after which the ring is taken, if the last one was very slow:
+    MUCH_SLOWER_PERCENT = 85      # ... had at most so much of the ring's speed
+    MOST_SLOW = 12                # slow messages in a row after which the ring is taken (matrix.py, ping_pong of 1 MiB)
     LEAST_UNOFFERED = 7           # messages after one that was late, or after slow ones, before the next one is offered
     MOST_UNOFFERED = 127          # ... after slow ones time and again
-    ENOUGH_OFFERS = 16            # after which slow ones are not "again"
-    MOST_OFFERS = 127             # before one message measures the ring again
+    ENOUGH_OFFERS = 16            # offers after which that number begins at LEAST_UNOFFERED again
+    MOST_OFFERS = 127             # offers before one message measures the ring again
     MOST_MEASURED = 8             # messages through the ring in the mean of their speed
     CLASS_SHIFT = 16              # lengths below 64 KiB are the first class
     LEAST_GAIN_PERCENT = 110      # one copy has to be faster: the sender's next write to that memory is slower
@@ -114,7 +114,7 @@ cdef inline bint is_overdue(const Message *message) noexcept nogil:
 cdef inline void begin_copy(Matching *m, Peer *p, bint is_offered) noexcept nogil:
     p.reading = TO_BE_READ if is_offered else NO_OFFER
     p.copy_ns = 0
-    if not is_offered and p.channel == NULL and p.incoming.nbytes >= m.g.tuning.single_copy_message_nbytes:
+    if not is_offered and p.channel == NULL and p.incoming.nbytes >= least_offered(m.g):
         p.copy_ns = sr_now_ns()
 
 
@@ -155,8 +155,8 @@ cdef inline void take_offer(Peer *p, const sr_frame *head) noexcept nogil:
     p.copy_ns = 0
 
 
-# Return the answer to a message that this rank has just read. The ring is faster only if several in a row were slow: the
-# first ones may have brought the memory into this rank's caches, where the next one finds it.
+# Return the answer to a message that this rank has just read. It is READ_SLOWLY only after several slow messages: the
+# first ones may have brought the memory into this rank's caches, where the next ones find it.
 cdef inline int answer_to(Matching *m, Peer *p) noexcept nogil:
     cdef int k = offer_class(p.incoming.nbytes)
     cdef double percent = 0   # of the ring's speed, if that is known
@@ -165,7 +165,7 @@ cdef inline int answer_to(Matching *m, Peer *p) noexcept nogil:
     if p.nmeasured[k] > 0:
         percent = 100 * (<double> p.incoming.nbytes / <double> p.copy_ns) / p.ring_speed[k]
     p.nslow[k] = 0 if percent >= LEAST_GAIN_PERCENT else p.nslow[k] + 1
-    if p.nslow[k] < LEAST_SLOW or (p.nslow[k] < MOST_SLOW and percent > HOPELESS_PERCENT):
+    if p.nslow[k] < LEAST_SLOW or (p.nslow[k] < MOST_SLOW and percent > MUCH_SLOWER_PERCENT):
         return SR_OFFER_READ
     p.nslow[k] = 0
     return SR_OFFER_READ_SLOWLY

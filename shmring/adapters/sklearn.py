@@ -168,7 +168,7 @@ def _weights_of(estimator: Any, attributes: Sequence[str]) -> list[np.ndarray[An
     need("sklearn.utils.validation", "sklearn", __name__).check_is_fitted(estimator, attributes)
     if getattr(estimator, "average", False):
         raise ValueError(f"the estimator has average={estimator.average!r}; make it with average=False")
-    arrays = []
+    arrays: list[np.ndarray[Any, Any]] = []
     for name in attributes:
         found = getattr(estimator, name)
         each = found if isinstance(found, (list, tuple)) else [found]

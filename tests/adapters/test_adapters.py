@@ -201,7 +201,7 @@ class FutureOfDask(concurrent.futures.Future):
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_lost_worker_is_the_failure_of_its_rank(monkeypatch, has_ended):
-    """Whether its task has ended or not, and while another rank runs on."""
+    """Its task may have ended or not; another rank runs on."""
     monkeypatch.setattr(_tasks, "_POLL_S", 0.01)
     futures = [FutureOfDask() for _ in range(3)]
     for rank, future in enumerate(futures):
