@@ -65,7 +65,7 @@ class Failure:
     error: BaseException | None = None  # None: it could not be pickled or loaded
     tier: Tier = Tier.OWN
     at: float = field(default_factory=time.time)  # the clock that hosts have in common
-    traceback: str = ""  # in another process than the rank's
+    traceback: str = ""  # set when the failure is pickled
     ended: bool = False  # the process ended, by exit or signal: the words are the cause
 
     @classmethod

@@ -99,9 +99,8 @@ def light_copies(values: Iterable[Any], least_nbytes: int) -> list[Any] | None:
     Light values are numbers, strings, and arrays below `least_nbytes` that the user has not shared.
     """
     copies = []
-    made: dict[
-        int, Any
-    ] = {}  # by the id of an array: an array that is given twice is one array to the receiver
+    # By the id of an array: an array that is given twice is one array to the receiver.
+    made: dict[int, Any] = {}
     for value in values:
         kind = type(value)
         if kind is np.ndarray:

@@ -150,7 +150,7 @@ def collect(
 
 
 def _put_outcome(outcomes: queue.SimpleQueue[tuple[int, Any]], rank: int, future: Future) -> None:
-    # A callback, which another thread runs: Dask's `result` waits for ever if the result is lost.
+    # Run as a callback, in another thread: Dask's `result` waits for ever if the result is lost.
     outcome: Any
     try:
         outcome = future.result()

@@ -57,7 +57,7 @@ def run(
         The exception of the first failing rank in its own type, with `.rank` and a note that has its
         traceback. If it cannot be pickled, a RuntimeError with its text.
     RankFailed
-        If a rank raises SystemExit, or its worker is gone.
+        If a rank raises SystemExit or KeyboardInterrupt, or its worker is gone.
     ValueError
         For an unknown worker.
 

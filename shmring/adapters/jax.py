@@ -362,7 +362,8 @@ def barrier(comm: shmring.Comm) -> None:
 
 def _run(comm: shmring.Comm, kind: str, tree: Any, *how: Any) -> Any:
     jax = need("jax", "jax", __name__)
-    found, structure = jax.tree.flatten(tree)
+    with _refusing(comm, kind):
+        found, structure = jax.tree.flatten(tree)
     if not found:
         return tree
     call = Call(group_of(comm), kind, how)

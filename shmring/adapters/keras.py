@@ -72,7 +72,7 @@ def all_reduce_grads(
         optimizer.apply(shmring_keras.all_reduce_grads(gradients, comm), model.trainable_variables)
     """
     as_it_is = _tensorflow().autograph.experimental.do_not_convert(_all_reduce_grads)
-    return list(as_it_is(list(gradients), comm, _op_of(comm, op), sparse_as_dense))
+    return list(as_it_is(gradients, comm, _op_of(comm, op), sparse_as_dense))
 
 
 def broadcast_variables(variables: Iterable[Any], comm: shmring.Comm, root: int = 0) -> None:
@@ -255,10 +255,11 @@ def _refusing(comm: shmring.Comm) -> Iterator[None]:
 
 
 def _all_reduce_grads(
-    found: list[Any], comm: shmring.Comm, op: shmring.Op, sparse_as_dense: bool
+    gradients: Iterable[Any], comm: shmring.Comm, op: shmring.Op, sparse_as_dense: bool
 ) -> list[Any]:
     tf = _tensorflow()
     with _refusing(comm):
+        found = list(gradients)
         if sparse_as_dense:  # an error if the slices do not know the shape of the tensor
             found = [each if each is None else tf.convert_to_tensor(each) for each in found]
         sparse = [number for number, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]

@@ -192,7 +192,7 @@ def _is_cancelled() -> bool:
     context = need("ray", "ray", __name__).get_runtime_context()
     try:
         return bool(context.is_canceled())
-    except RuntimeError:  # of an asynchronous actor
+    except RuntimeError:  # asynchronous actors have no such flag
         return False
 
 

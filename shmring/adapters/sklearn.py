@@ -170,16 +170,19 @@ def _weights_of(estimator: Any, attributes: Sequence[str]) -> list[np.ndarray[An
         raise ValueError(f"the estimator has average={estimator.average!r}; make it with average=False")
     arrays: list[np.ndarray[Any, Any]] = []
     for name in attributes:
-        found = getattr(estimator, name)
-        each = found if isinstance(found, (list, tuple)) else [found]
+        each, again = _listed(getattr(estimator, name)), _listed(getattr(estimator, name))
         # A property may compute another array at each access: a change of that array would be lost.
-        if found is not getattr(estimator, name) or not all(map(_can_be_averaged, each)):
+        if not all(map(_can_be_averaged, each)) or not all(map(np.may_share_memory, each, again)):
             raise TypeError(
                 f"{name} of {type(estimator).__name__} cannot be averaged in place: it must be an array of "
                 "floats that can be written to, or a list of such arrays"
             )
         arrays += each
     return arrays
+
+
+def _listed(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
 def _can_be_averaged(array: Any) -> bool:

@@ -329,8 +329,8 @@ class TensorGroup:
 
         Raises
         ------
-        Error
-            As `Comm.send`.
+        TypeError, Error
+            For a tensor that is not on the CPU; as `Comm.send`.
         """
         to = (self.comm.rank + 1) % self.comm.size if dst is None else dst
         self.comm.send(self._plain(tensor), to, _TAG, context=_CONTEXT)
@@ -374,8 +374,8 @@ class TensorGroup:
 
         Raises
         ------
-        Error
-            As `Comm.send`.
+        TypeError, Error
+            For a tensor that is not on the CPU; as `Comm.send`.
         """
         # First, so that a tensor that cannot be sent is an error before the receiver waits for it.
         tensors = [

@@ -87,6 +87,27 @@ def test_weights_that_are_all_0_change_nothing(world_of):
     world_of(2)(leave_as_it_is)
 
 
+def average_a_view(comm):
+    from sklearn.base import BaseEstimator
+
+    class WithAView(BaseEstimator):
+        @property
+        def part_(self):
+            return self.weights_[1:]
+
+        def fit(self, x, y):  # scikit-learn asks for the method
+            raise NotImplementedError
+
+    estimator = WithAView()
+    estimator.weights_ = np.array([7.0, 1.0, 2.0]) + comm.rank
+    adapter.average(estimator, comm, attributes=["part_"])
+    return estimator.weights_.tolist()
+
+
+def test_a_property_that_shows_the_estimator_s_memory_is_averaged(world_of):
+    assert world_of(2)(average_a_view) == [[7.0, 1.5, 2.5], [8.0, 1.5, 2.5]]
+
+
 def fit_digits(comm, every):
     """A rank has twice as many batches as the one before."""
     images, labels = digits()
@@ -168,7 +189,7 @@ def test_a_refusal_on_one_rank_is_a_mismatch_on_the_others(world_of, make, how, 
 
 
 def fit_a_wrong_batch(comm, number):
-    """Rank 1's batch of this number is none."""
+    """Rank 1's batch of this number is None."""
     batches = [digits(i, i + 20) for i in range(0, 60, 20)]
     if comm.rank == 1:
         batches[number] = None

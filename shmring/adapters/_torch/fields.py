@@ -2,7 +2,8 @@
 
 A property of these options takes 0.1 to 0.4 µs to read, longer than a tiny collective. The fields are
 integers at fixed places of the C++ object. A place is found by trial: options are made with several values,
-and the bytes that have the value in all of them are the field. If no bytes have, the properties are read.
+and the bytes that have the value in all of them are the field. If there are no such bytes, the properties
+are read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 _POINTER = object.__basicsize__  # where pybind11 keeps the address of the C++ object, in the Python object
-_NBYTES = 128  # read from the C++ object on, which may be shorter
+_NBYTES = 128  # so many are read from the start of the C++ object, which may be shorter
 _SAMPLES = 12
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")  # by number
 # By field, its bytes and the integers that it has in the samples. No two fields have the same sequence.

@@ -105,7 +105,7 @@ _UNSEEN = contextlib.nullcontext()
 _LINGER_S = 2e-3
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_Pending: TypeAlias = "dist.Work | None"  # of a call; None if it is complete
+_Pending: TypeAlias = "dist.Work | None"  # the Work of a call; None if the call is complete
 
 
 def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method]:

@@ -24,7 +24,6 @@ _NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leav
 _ASKED = "asked by rank 0"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
 _LONGEST_PAUSE_AFRESH_S = 0.005  # such a meeting replaces a group in the middle of a program
-_TURN_S = 0.5  # of a wait in C++, which a signal does not end
 _GRACE_S = 0.5  # rank 0 knows who is missing, and tells the others
 _WORLD, _FAILED = "world", "failed"
 
@@ -159,35 +158,14 @@ def _lead(store: Any, size: int, timeout_s: float) -> dict[str, Any]:
     asked = secrets.token_hex(16)
     store.set(_ASKED, asked)
     keys = [_answer_key(asked, other) for other in range(1, size)]
-    # `get` would wait for the store's own timeout, which is another one than a new group's.
+    # `get` and `wait` of the store would let no signal be handled, and `get` has the store's own timeout.
     until, mend = time.monotonic() + timeout_s, "start all ranks, or allow a longer timeout"
-    if keys and _is_tcp(store):  # its `wait` is woken at once; that of a file looks once a second
-        _wait_in_turns(store, keys, until)
     _await(store, dict(zip(keys, range(1, size), strict=True)), until, mend=mend)
     answers = [json.loads(store.get(key)) for key in keys]
     fields = _make_world(size, answers)
     for answer in answers:
         store.set(answer["reply key"], json.dumps(fields))
     return fields
-
-
-def _wait_in_turns(store: Any, keys: list[str], until: float) -> None:
-    """Wait until the store has all keys, or the time has come. Python handles signals between the turns."""
-    while (left_s := until - time.monotonic()) > 0:
-        began, turn_s = time.monotonic(), max(min(left_s, _TURN_S), 1e-3)
-        try:
-            store.wait(keys, datetime.timedelta(seconds=turn_s))
-        except RuntimeError:
-            if time.monotonic() - began < turn_s / 2:  # no timeout; `_await` will raise the error
-                return
-        else:
-            return
-
-
-def _is_tcp(store: Any) -> bool:
-    while hasattr(store, "underlying_store"):  # a PrefixStore
-        store = store.underlying_store
-    return type(store).__name__ == "TCPStore"
 
 
 def _make_world(size: int, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def monitored_barrier(
 
     def begin(call: Callable[..., Any], data: Any, rank: int) -> Message:
         with messaging:
-            return Message(call(data, rank, tag), messaging, limit_s)
+            return Message(call(data, rank, tag), messaging, comm.timeout_s)
 
     if comm.rank == 0:
         others = range(1, comm.size)

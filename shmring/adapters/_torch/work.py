@@ -72,8 +72,14 @@ class Message:
                         ) from None
 
     def done(self) -> bool:
-        with self._calling:
+        try:
+            self._calling.acquire()
+        except RuntimeError:  # in a signal handler, during this thread's own call
+            return False
+        try:
             return bool(self._transfer.done())
+        finally:
+            self._calling.release()
 
 
 class Operation:

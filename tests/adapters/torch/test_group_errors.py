@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from ranks import Died, Ranks
+from ranks import Died, Ranks, until_there
 from torch_ranks import group_of
 
 import shmring
 from shmring.adapters._compiled import CallLock
 from shmring.adapters._torch.tensors import WaitTimeout
-from shmring.adapters._torch.work import Message
+from shmring.adapters._torch.work import Message, Operation
 
 
 def wrong_arguments(comm):
@@ -171,7 +171,7 @@ def test_a_monitored_barrier_names_the_dead_rank():
 
 
 def need_a_message_for_a_monitored_barrier(comm):
-    """A thread of rank 0 sends, while rank 0 is in the barrier, what rank 1 needs to come there."""
+    """While rank 0 is in the barrier, its thread sends the message for which rank 1 waits before it."""
     with group_of(comm) as group:
         x = torch.full((1,), float(comm.rank))
         if comm.rank == 0:
@@ -180,6 +180,8 @@ def need_a_message_for_a_monitored_barrier(comm):
         elif comm.rank == 1:
             dist.recv(x, 0)
         group.monitored_barrier(datetime.timedelta(seconds=5))
+        if comm.rank == 0:
+            sender.join()
         return x.item()
 
 
@@ -246,32 +248,46 @@ def test_a_message_waits_for_its_timeout_once(limit_s):
     assert transfer.told_s == (0.1 if limit_s is None else None)
 
 
-def call_in_a_handler(comm):
-    """Return the error of a call that a signal handler makes while this rank waits, and what rank 0 got."""
-    with group_of(comm):
+def call_in_a_handler(comm, handled):
+    """Return the error of a call that a signal handler makes while rank 0 waits, and the sum."""
+    with group_of(comm) as group:
         x, errors = torch.ones(1), []
 
         def handle(*_):
             with pytest.raises(RuntimeError) as caught:
                 dist.barrier()
             errors.append(str(caught.value))
+            handled.touch()
+
+        def signal_during_the_call():
+            while group._calling.acquire(0):
+                group._calling.release()
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGUSR1)
 
         signal.signal(signal.SIGUSR1, handle)
         dist.barrier()
         if comm.rank == 0:
-            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
-            timer.start()
+            threading.Thread(target=signal_during_the_call).start()
         else:
-            time.sleep(0.5)
+            until_there(handled)
         dist.all_reduce(x)
         return errors, x.item()
 
 
-def test_a_call_of_a_signal_handler_within_a_call_is_refused():
+def test_a_call_of_a_signal_handler_within_a_call_is_refused(tmp_path):
     with Ranks(2) as ranks:
-        ([error], x), ([], _) = ranks.meet()(call_in_a_handler)
+        ([error], x), ([], _) = ranks.meet()(call_in_a_handler, tmp_path / "handled")
     assert "signal handler called" in error
     assert x == 2
+
+
+def test_a_message_is_not_complete_during_its_thread_s_own_call():
+    """As in a signal handler."""
+    lock = CallLock()
+    operation = Operation([Message(Never(), lock, 0.1)], [], None)
+    with lock:
+        assert not operation.is_completed()
 
 
 def receive_in_vain(comm, is_sender):

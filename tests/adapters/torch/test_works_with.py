@@ -514,16 +514,14 @@ def interrupt(*_):
 
 
 def test_a_signal_is_handled_while_ranks_are_awaited():
-    """Without an end of the wait in C++ in between, it would be handled after the timeout."""
+    """A wait in C++ would delay the handler until the timeout, which is longer than this test's limit."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     former = signal.signal(signal.SIGUSR1, interrupt)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    began = time.monotonic()
     timer.start()
     try:
         with pytest.raises(Interrupted):
-            meet(store, 0, 2, datetime.timedelta(seconds=LIMIT_S))
-        assert time.monotonic() - began < LIMIT_S / 2
+            meet(store, 0, 2, datetime.timedelta(hours=1))
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, former)
