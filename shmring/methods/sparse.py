@@ -112,13 +112,15 @@ class SparseAllReduce:
         nblocks = len(flat) // self._block
         whole = flat[: nblocks * self._block].reshape(nblocks, self._block)
         rest = flat[whole.size :]
-        # The last bit marks the end: a rank with more blocks takes it for a block in use, and then sends more
-        # elements than this rank, which is a Mismatch.
-        bits = np.packbits(np.append(_are_not_zero(whole), True))
+        # n | m == n and ~n | ~m == ~n hold only for m == n. So if the lengths differ, these bytes change on
+        # every rank. All ranks then reduce the whole arrays, which is a Mismatch.
+        length = np.array([len(flat), ~len(flat)], np.int64).view(np.uint8)
+        bits = np.concatenate([np.packbits(_are_not_zero(whole)), length])
         self._comm.all_reduce(bits, "bor")
+        are_alike = (bits[-len(length) :] == length).all()
         chosen = np.flatnonzero(np.unpackbits(bits, count=nblocks))
         self._density = len(chosen) / nblocks if nblocks else 1.0
-        if self._density > self._dense_above:
+        if self._density > self._dense_above or not are_alike:
             self._comm.all_reduce(flat, operation)
             return
         packed = self._staged(len(chosen) * self._block + len(rest), flat.dtype)

@@ -280,13 +280,23 @@ def test_unlike_arrays_are_an_error(world_of):
     world_of(3)(unlike)
 
 
-def longer_by_a_block_of_zeros(comm):
+def longer_by_blocks_of_zeros(comm, dense_above, nblocks, in_use):
+    x = np.zeros(nblocks[comm.rank] * BLOCK)
+    x[in_use] = 1
     with pytest.raises(shmring.Mismatch):
-        SparseAllReduce(comm, block=BLOCK, dense_above=1)(np.zeros((3 + comm.rank) * BLOCK))
+        SparseAllReduce(comm, block=BLOCK, dense_above=dense_above)(x)
 
 
-def test_blocks_that_only_some_ranks_have_are_an_error(world_of):
-    world_of(2)(longer_by_a_block_of_zeros)
+@pytest.mark.parametrize(
+    ("dense_above", "nblocks", "in_use"),
+    [
+        (1, [3, 4], slice(0)),
+        # Only rank 0's share, 19 of 20 blocks, is above dense_above.
+        (0.9, [20, 23], slice(BLOCK, 20 * BLOCK)),
+    ],
+)
+def test_blocks_that_only_some_ranks_have_are_an_error(world_of, dense_above, nblocks, in_use):
+    world_of(2)(longer_by_blocks_of_zeros, dense_above, nblocks, in_use)
 
 
 def wrong_on_rank_0(comm, wrong, words):
