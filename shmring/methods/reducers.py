@@ -246,9 +246,15 @@ class ReductionServers:
         if error is None:
             self.close()
             return
-        # A shmring.Error may come from another communicator. If this one has ended, abort changes nothing.
-        with contextlib.suppress(shmring.Closed):
-            self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
+        # A shmring.Error may come from another communicator. If this one has ended, or a rank has died,
+        # iprobe raises the reason, which the other ranks are to get instead of Aborted.
+        text = f"rank {self._comm.rank} left with {type(error).__name__}: {error}"
+        with contextlib.suppress(shmring.Error):
+            self._comm.iprobe()
+            self._comm.abort(text)
+        if self._here is not None:  # The other workers of this host may wait in `_here`.
+            with contextlib.suppress(shmring.Error):
+                self._here.abort(text)
 
     # ---- the description of a call: from the first worker of each host to each reducer ----
 

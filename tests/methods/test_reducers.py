@@ -274,10 +274,14 @@ def interrupt_one(comm):
                 servers.serve()
             servers.all_reduce(np.zeros(50_001))
         except BaseException as error:
-            comm.barrier()
-            waited = comm.rank == 0 and isinstance(error.__context__, shmring.Timeout)
-            assert not waited, "the wait for rank 1 ended at the timeout"
+            end_together(comm, error)
             raise
+
+
+def end_together(comm, error):
+    comm.barrier()
+    waited = comm.rank == 0 and isinstance(error.__context__, shmring.Timeout)
+    assert not waited, "the wait for rank 1 ended at the timeout"
 
 
 def give_up(block, chunk, back, transfers):
@@ -289,12 +293,17 @@ def give_up(block, chunk, back, transfers):
 
 def leave_with_an_error(comm):
     """Rank 1 leaves with an error of another communicator, and lives on."""
-    with ReductionServers(comm, [2]) as servers:
-        if servers.is_reducer:
-            servers.serve()
-        if comm.rank == 1:
-            raise shmring.Timeout("no such batch")
-        servers.all_reduce(np.zeros(5))
+    servers = ReductionServers(comm, [2])
+    try:
+        with servers:
+            if servers.is_reducer:
+                servers.serve()
+            if comm.rank == 1:
+                raise shmring.Timeout("no such batch")
+            servers.all_reduce(np.zeros(5))
+    except shmring.Error as error:
+        end_together(comm, error)
+        raise
 
 
 @pytest.mark.parametrize(
