@@ -6,11 +6,14 @@ The module uses only a communicator's public API.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+import shmring
 
 from .._arguments import integer
 from ..errors import agreed
@@ -259,8 +262,11 @@ class Pipeline:
             self._learn(count, inputs, loss_gradient)
         except Exception as error:
             # The other stages would wait for this stage's messages. A shmring.Error may come from recv or
-            # from another communicator. If this communicator has ended, abort changes nothing.
-            self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
+            # from another communicator. If this communicator has ended, or a rank has died, iprobe raises
+            # the reason, which the other stages are to get instead of Aborted.
+            with contextlib.suppress(shmring.Error):
+                self._comm.iprobe()
+                self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
             raise
 
     def _learn(

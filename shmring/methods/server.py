@@ -254,8 +254,10 @@ class ParameterServer:
         if error is None:
             self.close()
             return
-        # A shmring.Error may come from another communicator. If this one has ended, abort changes nothing.
-        with contextlib.suppress(shmring.Closed):
+        # A shmring.Error may come from another communicator. If this one has ended, or a rank has died,
+        # iprobe raises the reason, which the other ranks are to get instead of Aborted.
+        with contextlib.suppress(shmring.Error):
+            self._comm.iprobe()
             self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
     def _run(self, function: Callable[..., None], *arguments: NDArray[Any]) -> None:

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
-from ranks import raised
+from ranks import raised, until_there
 
 import shmring
 from shmring.methods.pipeline import Pipeline, one_forward_one_backward, version_of
@@ -227,6 +228,38 @@ def test_a_dead_stage_is_named(three):
     first, _, third = three.outcomes(killed_while)
     assert first.startswith("RankFailed")
     assert third.startswith("RankFailed")
+
+
+def fail_after_a_death(comm, path):
+    """Rank 2 dies. Rank 1 raises the error of another communicator in its second pass, then rank 0 looks."""
+
+    def forward_of_a_library(weights, x):
+        if comm.rank == 2:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 1 and x[0] == 1:
+            library.barrier()
+        return x, x
+
+    def inputs(number):
+        if number == 2:
+            until_there(path)
+        return np.full(4, float(number))
+
+    library = comm.dup()
+    receives = ((4,), "f8") if comm.rank else None
+    passes = forward_of_a_library, lambda weights, x, gradient: (gradient, [gradient])
+    pipeline = Pipeline(comm, *passes, [np.zeros(4)], SGD(1), micro_batches=3, receives=receives)
+    try:
+        return raised(pipeline.run, 1, inputs=inputs, loss_gradient=lambda number, y: y)
+    finally:
+        path.touch()
+
+
+def test_a_pass_that_fails_after_a_death_leaves_the_death_as_the_reason(three, tmp_path):
+    first, second, _ = three.outcomes(fail_after_a_death, tmp_path / "failed")
+    assert first.startswith("RankFailed")
+    assert second.startswith("RankFailed")
 
 
 def wrong(comm, case):

@@ -12,10 +12,12 @@ import types
 import numpy as np
 import pytest
 from combinations import each_value, first
-from ranks import Died, Ranks
+from leftovers import wait_until
+from ranks import Died, Ranks, until_there
 
 import shmring
 from shmring.methods import server as module
+from shmring.methods.reducers import ReductionServers
 from shmring.methods.server import SGD, ParameterServer
 from tests.collectives.test_errors import assert_all
 
@@ -286,9 +288,8 @@ def interrupt_a_push(comm, staleness):
         for _ in range(1 + staleness):
             server.push(weights)
         server.pull(weights)
-    while staleness and not server._way._pace._waits[1]:
-        time.sleep(0.005)
     if staleness:
+        wait_until(lambda: server._way._pace._waits[1])
         server._way._pace._comm = types.SimpleNamespace(rank=0, send=raise_interrupted)
     with pytest.raises(Interrupted):
         server.push(weights)
@@ -328,6 +329,38 @@ def test_an_exception_on_one_rank_ends_it_for_all_with_its_text(world_of, server
     assert isinstance(wrong, kind), wrong
     for error in assert_all([first, last], shmring.Aborted):
         assert f"rank 1 left with {kind.__name__}: no such batch" in str(error)
+
+
+def leave_after_a_death(comm, make, path):
+    """Rank 2 dies. Rank 1 leaves the block with comm's error, then rank 0 looks."""
+    try:
+        with make(comm) as servers:
+            comm.barrier()
+            if comm.rank == 2:
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if comm.rank == 0:
+                until_there(path)
+                servers.serve()
+            comm.barrier()
+    finally:
+        path.touch()
+
+
+def server_of_params(comm):
+    return ParameterServer(comm, np.zeros(10), SGD(1), servers=[0])
+
+
+def reduction_server(comm):
+    return ReductionServers(comm, [0])
+
+
+@pytest.mark.parametrize("make", [server_of_params, reduction_server])
+def test_an_exit_after_a_death_leaves_the_death_as_the_reason(tmp_path, make):
+    with Ranks(3) as ranks:
+        first, second, _ = ranks.meet().outcomes(leave_after_a_death, make, tmp_path / "left")
+    for error in assert_all([first, second], shmring.RankFailed):
+        assert error.rank == 2
 
 
 SHORT_S = 2
