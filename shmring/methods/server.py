@@ -228,7 +228,7 @@ class ParameterServer:
         Error
             See `ParameterServer`.
         """
-        if self._serving is None and not self._has_left:
+        if self._serving is None and not self._has_left and not isinstance(self._way, _Collective):
             self._run(self._way.leave)
         self._has_left = True
 
@@ -272,11 +272,11 @@ class ParameterServer:
         self, array: NDArray[Any], kind: Literal["reduce", "all_gather"], is_written: bool = False
     ) -> None:
         """Check an argument. kind: the collective that other ranks call, if push and pull are collective."""
+        if self._serving is not None:
+            raise ValueError("this rank serves; the workers push and pull")
+        if self._has_left:  # The other ranks need not be in the call.
+            raise ValueError("this worker has left; push and pull before `leave` and `close`")
         try:
-            if self._serving is not None:
-                raise ValueError("this rank serves; the workers push and pull")
-            if self._has_left:
-                raise ValueError("this worker has left; push and pull before `leave` and `close`")
             _check_array(array)
             if array.shape != self.shape or array.dtype != self.dtype:
                 raise ValueError(
@@ -344,9 +344,6 @@ class _Collective:
             self._comm.broadcast(self._own.params, self._root, out=out)
         else:
             self._comm.broadcast(out, self._root)
-
-    def leave(self) -> None:
-        pass
 
 
 class _OneSided:
@@ -424,8 +421,9 @@ class _Pace:
 
     def keep(self) -> None:
         """Block until this worker may continue."""
-        while (ahead := self._ahead()) > self._staleness:
+        if (ahead := self._ahead()) > self._staleness:
             self._comm.recv(np.empty_like(_TOKEN))
+            ahead = self._ahead()
         self.most_ahead = max(self.most_ahead, ahead)
 
     def _ahead(self) -> int:

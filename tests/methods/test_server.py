@@ -416,6 +416,9 @@ def refuse(comm):
                 server.push(wrong)
         with pytest.raises(ValueError, match="worker"):
             server.serve()
+    if comm.rank == 1:  # The other rank is in no call.
+        with pytest.raises(ValueError, match="has left"):
+            server.push(np.zeros(3))
     server = ParameterServer(comm, np.zeros(3), SGD(1), staleness=1)
     with pytest.raises(TypeError, match="mask would be ignored"):
         server.push(np.ma.zeros(3))
