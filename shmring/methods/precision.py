@@ -80,9 +80,9 @@ class LossScaler:
                 "backoff between 0 and 1, growth_interval 1 or more"
             )
         agree(comm, scale=scale, growth=growth, backoff=backoff, growth_interval=growth_interval)
-        self.scale = float(scale)  # another type of number may have less range
+        self.scale = float(scale)  # Another type of number may have less range.
         self.skipped = 0  # steps skipped
-        self._growth, self._backoff, self._growth_interval = growth, backoff, growth_interval
+        self._growth, self._backoff, self._growth_interval = float(growth), float(backoff), growth_interval
         self._good = 0  # consecutive steps without overflow
         self._overflow = np.zeros((), np.bool_)
         self._agree = comm.plan("all_reduce", self._overflow, "lor")

@@ -136,11 +136,11 @@ def test_all_skip_where_an_imaginary_part_overflows(world_of):
         assert world_of(2)(complex_scaled, bad) == [bad == 1] * 2
 
 
-def at_the_limits(comm, dtype):
+def at_the_limits(comm, dtype, growth, backoff):
     """Return the scale after a good step at the largest, and after a bad one at the least."""
     good, bad = np.ones(1, "f4"), np.full(1, np.inf, "f4")
-    most = LossScaler(comm, scale=np.array(2.0**15, dtype)[()], growth=2.0**200, growth_interval=1)
-    least = LossScaler(comm, scale=np.array(2.0**-14, dtype)[()], backoff=2.0**-200)
+    most = LossScaler(comm, scale=np.array(2.0**15, dtype)[()], growth=growth, growth_interval=1)
+    least = LossScaler(comm, scale=np.array(2.0**-14, dtype)[()], backoff=backoff)
     assert most.unscale([good])
     assert not least.unscale([bad])
     assert least.unscale([good])  # divides by it
@@ -149,7 +149,14 @@ def at_the_limits(comm, dtype):
 
 @pytest.mark.parametrize("dtype", ["f2", "f8"])
 def test_the_scale_stays_where_float32_has_it_and_its_inverse(world_of, dtype):
-    assert world_of(2)(at_the_limits, dtype) == [(2.0**126, 2.0**-126, 2.0**111)] * 2
+    found = world_of(2)(at_the_limits, dtype, 2.0**200, 2.0**-200)
+    assert found == [(2.0**126, 2.0**-126, 2.0**111)] * 2
+
+
+def test_factors_of_a_narrow_type_are_as_pythons(world_of):
+    """As a float16, 2 * 2**15 would be infinite, and 2**-14 * 2**-14 would be 0."""
+    found = world_of(2)(at_the_limits, "f2", np.float16(2), np.float16(2.0**-14))
+    assert found == [(2.0**16, 2.0**-28, 2.0**13)] * 2
 
 
 def with_errors_of_numpy(comm):
