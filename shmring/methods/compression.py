@@ -6,6 +6,7 @@ This module has the formats and their feedback. It uses only a communicator's pu
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -48,7 +49,7 @@ class Reduction:
     def __init__(self, comm: Comm, steps: _Steps) -> None:
         self._comm = comm
         self._steps = steps
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._work = comm.run_steps(self._resumed)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -66,7 +67,8 @@ class Reduction:
         ValueError
             On all ranks, if they gave different ops or numbers of elements.
         Error
-            As `Comm.all_reduce`. After a ValueError or an Error, `wait` raises it again.
+            As `Comm.all_reduce`. After a ValueError or an Error, `wait` raises it again; after another
+            exception, such as KeyboardInterrupt, it raises Aborted.
         """
         while self._work is not None:
             self._work.wait(timeout)
@@ -74,13 +76,17 @@ class Reduction:
 
     def _resumed(self) -> Work[Any] | None:
         """Run up to the next collective. NumPy must not warn: an overflow would warn on one rank only."""
-        if self._failure is not None:  # of an earlier `wait`; the steps cannot go on
-            raise self._failure
+        if self._failure is not None:  # An earlier `wait` failed, so the steps cannot go on.
+            raise copy.copy(self._failure)
         try:
             with np.errstate(all="ignore"):
                 return next(self._steps, None)
         except BaseException as error:
-            self._failure = error
+            # A copy has no traceback. The error's own would refer to this object, and keep its arrays.
+            if isinstance(error, (ValueError, shmring.Error)):
+                self._failure = copy.copy(error)
+            else:  # The communicator then ends: see `Comm.run_steps`.
+                self._failure = shmring.Aborted(f"an earlier wait failed: {type(error).__name__}: {error}")
             raise
 
 
@@ -237,7 +243,8 @@ class _Halves(_Vector):
                 self._decode(halves, lost)
                 np.subtract(vector, lost, out=lost)
             self._traffic["sent"] += halves.nbytes
-            # As in `without_feedback`; NumPy has no bfloat16.
+            # Pass a Memory, for which the wire keeps no rounding errors. `without_feedback` cannot make it:
+            # NumPy has no bfloat16.
             memory = shmring.Memory(halves.ctypes.data, count, self._dtype, owner=halves)
             yield comm.all_reduce(memory, op, wire=self._wire, async_op=True)
             self._decode(halves, vector)

@@ -2,6 +2,10 @@
 run, as error feedback adds the loss to the next call."""
 
 import functools
+import gc
+import signal
+import traceback
+import weakref
 
 import numpy as np
 import pytest
@@ -383,6 +387,43 @@ def unequal(comm, compressor):
 @pytest.mark.parametrize("compressor", FORMATS)
 def test_arrays_of_other_lengths_are_noticed(world_of, compressor):
     world_of(3)(unequal, compressor)
+
+
+def wait_again(comm, kind):
+    """Return the errors of three waits, the frames of the last two, and whether the array is freed."""
+    gc.disable()
+    try:
+        x = np.ones(1000 + (kind is ValueError and comm.rank), "f4")
+        freed, found, frames = weakref.ref(x), [], []
+        reduction = Int8().all_reduce(comm, x, async_op=True)
+        if kind is KeyboardInterrupt:
+            reduction._steps = (signal.raise_signal(signal.SIGINT) for _ in range(1))
+        for _ in range(3):
+            try:
+                reduction.wait()
+            except BaseException as error:
+                found.append(repr(error))
+                frames.append(len(list(traceback.walk_tb(error.__traceback__))))
+        del x, reduction
+        return found, frames[1:], freed() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("kind", "second"),
+    [
+        (ValueError, "ValueError('ranks gave different ops or numbers"),
+        (KeyboardInterrupt, "Aborted('an earlier wait failed: KeyboardInterrupt"),
+    ],
+)
+def test_a_reduction_that_failed_keeps_neither_arrays_nor_frames(world_of, kind, second):
+    for found, (one, other), is_freed in world_of(2)(wait_again, kind):
+        assert found[0].startswith(kind.__name__)
+        assert found[1].startswith(second)
+        assert found[1:] == found[1:2] * 2
+        assert one == other
+        assert is_freed
 
 
 def unlike(comm, compressor, what):
