@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from ._arguments import integer
 
@@ -140,7 +142,7 @@ def ring(nbytes: float, ranks: int) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -152,16 +154,17 @@ def ring(nbytes: float, ranks: int) -> Cost:
     return Cost(2 * _others(ranks), 2 * part, part, 2 * part)
 
 
-def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
+def bidirectional_ring(nbytes: float, ranks: int, links: float = 1) -> Cost:
     """Return the cost of two opposite rings, each with half of the message.
 
     Parameters
     ----------
     nbytes, ranks
         As in `ring`.
-    links : int
+    links : float
         2 if a rank has a link to each neighbour, as in a torus; the time for large messages is then half of a
-        ring's. 1 if both halves share a link; the cost is then a ring's.
+        ring's. 1 if both halves share a link; the cost is then a ring's. 1.5 if two links together have the
+        bandwidth of 1.5.
 
     Returns
     -------
@@ -171,7 +174,7 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number of ranks that is not whole, or less than 1, or links that are not more than 0.
 
     Examples
     --------
@@ -179,8 +182,10 @@ def bidirectional_ring(nbytes: float, ranks: int, links: int = 1) -> Cost:
     >>> model.bidirectional_ring(1000, 4, links=2).nbytes
     750.0
     """
+    if not links > 0:
+        raise ValueError(f"{links} links; there must be more than 0")
     one = ring(nbytes, ranks)
-    return Cost(one.steps, one.nbytes / _number("links", links), one.folded_nbytes, one.sent_nbytes)
+    return Cost(one.steps, one.nbytes / float(links), one.folded_nbytes, one.sent_nbytes)
 
 
 def direct(nbytes: float, ranks: int) -> Cost:
@@ -201,7 +206,7 @@ def direct(nbytes: float, ranks: int) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -232,7 +237,7 @@ def halving_doubling(nbytes: float, ranks: int) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -266,7 +271,7 @@ def tree(nbytes: float, ranks: int) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -300,7 +305,7 @@ def double_tree(nbytes: float, ranks: int, chunks: int = 1) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -332,7 +337,7 @@ def master(nbytes: float, ranks: int) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -366,7 +371,7 @@ def parameter_server(nbytes: float, workers: int, servers: int = 1) -> Cost:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -404,7 +409,7 @@ def hierarchical(nbytes: float, hosts: int, ranks: int) -> tuple[Cost, Cost]:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -556,7 +561,7 @@ def phase_nbytes(nbytes: float, ranks: int) -> float:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -617,7 +622,7 @@ def redundant_nbytes(nbytes: float, ranks: int) -> float:
     Raises
     ------
     TypeError, ValueError
-        For a number that is no integer, or less than 1.
+        For a number that is not whole, or less than 1.
 
     Examples
     --------
@@ -839,9 +844,10 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def _number(what: str, given: int) -> int:
+def _number(what: str, given: Any) -> int:
     """Return a number of ranks, servers and so on as an int of Python, which has no largest value."""
-    number = integer(what, given)
+    is_whole = isinstance(given, Real) and given % 1 == 0
+    number = int(given) if is_whole else integer(what, given)
     if number < 1:
         raise ValueError(f"{number} {what}; there must be 1 or more")
     return number

@@ -102,11 +102,27 @@ def test_the_engine_takes_as_many_steps_and_sends_as_many_bytes(world_of, size):
     assert {steps for steps, _ in ranks(steps_and_bytes, "tree", count)} == {tree.steps}
 
 
-@pytest.mark.parametrize("algorithm", [*model.ALGORITHMS, "parameter_server"])
-def test_numbers_of_ranks_may_be_numpys(algorithm):
-    call = getattr(model, algorithm)
+@pytest.mark.parametrize(
+    "call",
+    [
+        *model.ALGORITHMS.values(),
+        *(model.parameter_server, model.phase_nbytes, model.redundant_nbytes),
+        lambda nbytes, ranks: model.parameter_server(nbytes, 8, ranks),
+        lambda nbytes, ranks: model.bidirectional_ring(nbytes, 8, ranks),
+        lambda nbytes, ranks: model.double_tree(nbytes, 8, ranks),
+        lambda nbytes, ranks: model.hierarchical(nbytes, ranks, ranks),
+    ],
+)
+def test_numbers_of_ranks_may_be_numpys_and_whole_floats(call):
     for ranks in (1, 100):
-        assert repr(call(1 << 40, np.int8(ranks))) == repr(call(1 << 40, ranks))
+        for kind in (np.int8, np.float32, float):
+            assert repr(call(1 << 40, kind(ranks))) == repr(call(1 << 40, ranks))
+
+
+def test_links_need_not_be_a_whole_number():
+    assert model.bidirectional_ring(1000, 4, links=1.5).nbytes == 1000
+    with pytest.raises(TypeError, match=r"ranks is 2.5; it must be an integer"):
+        model.ring(1000, 2.5)
 
 
 # ---- ring or tree -----------------------------------------------------------------------------------------
