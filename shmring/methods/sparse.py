@@ -189,7 +189,7 @@ def all_reduce_pairs(
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError, ValueError, OverflowError
         For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if length, dtype or
         row differ.
     Error
@@ -205,7 +205,7 @@ def all_reduce_pairs(
     try:
         length, dense_above = integer("length", length), float(dense_above)
         _check_pairs(indices, values, length)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         comm.refuse("all_gather")
         raise
     with np.errstate(all="ignore"):  # an error on one rank would leave the others waiting

@@ -55,6 +55,12 @@ CASES = {  # call(comm, argument), a wrong argument, a right one, the error
     "list, stage 2": (lambda comm, x: add_and_step(comm, 2, x), [1.0] * 8, np.ones(8), "TypeError: a list"),
     "masked": (lambda comm, x: add_and_step(comm, 1, x), np.ma.ones(8), np.ones(8), "TypeError: a masked"),
     "huge": (lambda comm, x: LossScaler(comm, scale=x), 10**400, 1.0, "OverflowError"),
+    "share": (
+        lambda comm, share: all_reduce_pairs(comm, np.array([1]), np.ones(1), 5, dense_above=share),
+        10**400,
+        0.5,
+        "OverflowError",
+    ),
     "read-only": (
         unscale,
         read_only(np.ones(3, "f4")),
