@@ -5,8 +5,10 @@ This module uses only a communicator's public API.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
-    *("FOLDS", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place", "check_op"),
-    *("check_rule", "dtype_of", "one_call", "one_call_to_make", "parts", "views", "without_feedback"),
+    *("FOLDS", "abort_after", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place"),
+    *("check_op", "check_rule", "dtype_of", "one_call", "one_call_to_make", "parts", "views"),
+    "without_feedback",
 ]
+
+_MARKED_S = 0.2  # Busy CPUs may interrupt the end of a process for as long.
 
 FOLDS: Mapping[str, Callable[..., Any]] = {
     "sum": np.add,
@@ -96,6 +101,36 @@ def one_call_to_make(function: F) -> F:
         comm.run_steps(function, self, comm, *arguments, **keywords)
 
     return cast(F, run)
+
+
+def abort_after(comm: Comm, error: BaseException, text: str) -> None:
+    """Abort a communicator for an exception of this rank, unless it has ended or a rank has died.
+
+    The error may come from another communicator. The other ranks are to get a death as RankFailed, not as
+    Aborted. A dying process is marked in one communicator after the other, so look for it for some time.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    error : BaseException
+        The exception.
+    text : str
+        The reason for `Comm.abort`.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import abort_after
+    >>> own = comm.dup()
+    >>> abort_after(own, ValueError("no such batch"), "no such batch")
+    """
+    until_s = time.monotonic() + (_MARKED_S if isinstance(error, shmring.RankFailed) else 0)
+    with contextlib.suppress(shmring.Error):
+        comm.iprobe()
+        while time.monotonic() < until_s:
+            time.sleep(0.002)
+            comm.iprobe()
+        comm.abort(text)
 
 
 def views(flat: NDArray[Any], like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

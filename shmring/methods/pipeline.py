@@ -6,18 +6,15 @@ The module uses only a communicator's public API.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-import shmring
-
 from .._arguments import integer
 from ..errors import agreed
-from .flat import agree, check_alike, check_rule, dtype_of, one_call, one_call_to_make, views
+from .flat import abort_after, agree, check_alike, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -261,12 +258,8 @@ class Pipeline:
         try:
             self._learn(count, inputs, loss_gradient)
         except Exception as error:
-            # The other stages would wait for this stage's messages. A shmring.Error may come from recv or
-            # from another communicator. If this communicator has ended, or a rank has died, iprobe raises
-            # the reason, which the other stages are to get instead of Aborted.
-            with contextlib.suppress(shmring.Error):
-                self._comm.iprobe()
-                self._comm.abort(f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
+            # The other stages would wait for this stage's messages.
+            abort_after(self._comm, error, f"stage {self._comm.rank}: {type(error).__name__}: {error}"[:150])
             raise
 
     def _learn(

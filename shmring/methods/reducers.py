@@ -18,7 +18,7 @@ import shmring
 
 from .._arguments import integer
 from ..errors import agreed
-from .flat import FOLDS, check_folded, one_call_to_make
+from .flat import FOLDS, abort_after, check_folded, one_call_to_make
 
 __all__ = ["ReductionServers"]
 
@@ -246,12 +246,8 @@ class ReductionServers:
         if error is None:
             self.close()
             return
-        # A shmring.Error may come from another communicator. If this one has ended, or a rank has died,
-        # iprobe raises the reason, which the other ranks are to get instead of Aborted.
         text = f"rank {self._comm.rank} left with {type(error).__name__}: {error}"
-        with contextlib.suppress(shmring.Error):
-            self._comm.iprobe()
-            self._comm.abort(text)
+        abort_after(self._comm, error, text)
         if self._here is not None:  # The other workers of this host may wait in `_here`.
             with contextlib.suppress(shmring.Error):
                 self._here.abort(text)

@@ -5,7 +5,6 @@ This module uses only a communicator's public API.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -16,7 +15,7 @@ import shmring
 
 from .._arguments import integer
 from ..errors import agreed
-from .flat import check_arrays, check_rule, one_call_to_make
+from .flat import abort_after, check_arrays, check_rule, one_call_to_make
 from .rules import SGD, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -254,11 +253,7 @@ class ParameterServer:
         if error is None:
             self.close()
             return
-        # A shmring.Error may come from another communicator. If this one has ended, or a rank has died,
-        # iprobe raises the reason, which the other ranks are to get instead of Aborted.
-        with contextlib.suppress(shmring.Error):
-            self._comm.iprobe()
-            self._comm.abort(f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
+        abort_after(self._comm, error, f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
     def _run(self, function: Callable[..., None], *arguments: NDArray[Any]) -> None:
         """Run a method of `_way` as one call, so that an exception in the middle ends the communicator.
