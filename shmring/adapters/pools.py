@@ -112,7 +112,8 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         RuntimeError
             As ProcessPoolExecutor.submit: after `shutdown`, or if a worker has died.
         Exception
-            What pickle raises if an argument cannot be pickled; a ProcessPoolExecutor sets it in the future.
+            The exception of pickle, if an argument cannot be pickled. ProcessPoolExecutor puts it into the
+            future instead.
         OutOfMemory, Error
             As `shmring.share`.
         """

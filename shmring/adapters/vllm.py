@@ -323,7 +323,7 @@ class TensorGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Of any dtype and strides.
+            The tensor, which may have any dtype and strides.
         dst : int, optional
             A rank of the group; the next one if None.
 

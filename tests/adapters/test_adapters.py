@@ -14,9 +14,9 @@ import shmring
 from shmring._outcome import Failure
 from shmring.adapters import _tasks
 
-# --- pools and joblib ---
-
 CALLS = """
+    import os
+
     def total(comm, x):
         return sum(comm.all_gather_object(comm.rank + x))
 
@@ -38,12 +38,19 @@ CALLS = """
         if comm.rank == 1:
             raise SystemExit(3)
         comm.barrier()
+
+    def die(comm):
+        if comm.rank == 1:
+            os._exit(3)
+        comm.barrier()
 """
+
+# --- pools and joblib ---
 
 POOLS = (
     CALLS
     + """
-    import os, sys, time
+    import sys, time
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from multiprocessing import get_context
 
@@ -63,11 +70,6 @@ POOLS = (
             fail(comm)
         except shmring.Error:
             raise ValueError("giving up")
-
-    def die(comm):
-        if comm.rank == 1:
-            os._exit(3)
-        comm.barrier()
 
     class Unloadable:
         def __reduce__(self):
@@ -218,33 +220,16 @@ def test_a_lost_worker_is_the_failure_of_its_rank(monkeypatch, has_ended):
 
 # --- Dask ---
 
-DASK = """
-    import os, time
+DASK = (
+    CALLS
+    + """
+    import time
     from distributed import Client, LocalCluster, Nanny, SpecCluster, Scheduler
     import shmring
     from shmring.adapters import dask
 
-    def total(comm, x):
-        return sum(comm.all_gather_object(comm.rank + x)), comm.num_nodes, os.environ.get("SHMRING_NODE")
-
-    def fail(comm):
-        if comm.rank == 1:
-            raise KeyError("the cause")
-        comm.barrier()
-
-    def die(comm):
-        if comm.rank == 1:
-            os._exit(3)
-        comm.barrier()
-
-    class Odd(Exception):
-        def __init__(self, number, text):
-            super().__init__(text)
-
-    def fail_oddly(comm):
-        if comm.rank == 1:
-            raise Odd(5, "the cause")
-        comm.barrier()
+    def total_at(comm, x):
+        return total(comm, x), comm.num_nodes, os.environ.get("SHMRING_NODE")
 
     def die_later():
         time.sleep(1)
@@ -278,15 +263,15 @@ DASK = """
         workers = {name: nanny(name[0]) for name in ("a0", "b0", "a1")}
         with SpecCluster(scheduler=scheduler, workers=workers) as cluster, Client(cluster) as client:
             own = workers_of_a(client)
-            assert dask.run(client, total, 1, workers=own) == [(3, 1, "a")] * 2
+            assert dask.run(client, total_at, 1, workers=own) == [(3, 1, "a")] * 2
             for how in {}, {"port": PORT}:
-                assert sorted(dask.run(client, total, 1, **how)) == [(6, 2, "a"), (6, 2, "a"), (6, 2, "b")]
+                assert sorted(dask.run(client, total_at, 1, **how)) == [(6, 2, "a"), (6, 2, "a"), (6, 2, "b")]
             later = client.submit(int, 5)
-            assert dask.run(client, total, later, workers=own)[0][0] == 11
+            assert dask.run(client, total_at, later, workers=own)[0][0] == 11
 
-            nobody = failure_of(client, total, workers=["tcp://x:1"])
+            nobody = failure_of(client, total_at, workers=["tcp://x:1"])
             assert "no worker has the address 'tcp://x:1'" in str(nobody)
-            assert "named twice" in str(failure_of(client, total, workers=own[:1] * 2))
+            assert "named twice" in str(failure_of(client, total_at, workers=own[:1] * 2))
             cause = failure_of(client, fail)
             assert isinstance(cause, KeyError) and cause.rank == 1, cause
             odd = failure_of(client, fail_oddly)
@@ -298,16 +283,17 @@ DASK = """
             assert isinstance(lost, shmring.RankFailed) and lost.rank == 1, lost
             own = workers_of_a(client)
             ending = client.submit(die_later, workers=own[1:])
-            gone = failure_of(client, total, 1, workers=own)
+            gone = failure_of(client, total_at, 1, workers=own)
             assert isinstance(gone, shmring.RankFailed) and gone.rank == 1, gone
-            assert len(dask.run(client, total, 1, workers=own[:1])) == 1  # which waits for rank 1 no longer
+            assert len(dask.run(client, total_at, 1, workers=own[:1])) == 1  # it waits for rank 1 no longer
             ending.cancel()
-            assert len(dask.run(client, total, 1, workers=workers_of_a(client))) == 2
+            assert len(dask.run(client, total_at, 1, workers=workers_of_a(client))) == 2
         with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
             with Client(cluster) as client:  # ranks are threads
-                assert dask.run(client, total, 1) == [(3, 1, None)] * 2
+                assert dask.run(client, total_at, 1) == [(3, 1, None)] * 2
         print("well")
-    """
+"""
+)
 
 
 @pytest.mark.slow
