@@ -24,8 +24,9 @@ def monitored_barrier(
     """Run the number-th monitored barrier. Collective.
 
     If ranks do not arrive within limit_s seconds, rank 0 raises RuntimeError, which names the first of them,
-    or all of them if wait_all_ranks. The ranks that arrived raise RuntimeError, too. The communicator stays
-    usable. If a rank has ended, the error is the communicator's.
+    or all of them if wait_all_ranks. If the time was over before it looked, it names itself, as with gloo.
+    The ranks that arrived raise RuntimeError, too. The communicator stays usable. If a rank has ended, the
+    error is the communicator's.
 
     messaging: the lock of calls on messages. Other threads get it in turn while this one waits.
     """
@@ -62,8 +63,11 @@ def _watch(arrivals: Sequence[Message], limit_s: float, wait_all_ranks: bool) ->
     until = time.monotonic() + limit_s
     missing = []
     for rank, message in enumerate(arrivals, 1):
+        left_s = until - time.monotonic()
+        if left_s <= 0 and not wait_all_ranks:
+            raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {limit_s * 1e3:.0f} ms.")
         try:
-            message.wait(max(until - time.monotonic(), _LEAST_S))
+            message.wait(max(left_s, _LEAST_S))
         except shmring.Error:
             raise
         except TimeoutError:

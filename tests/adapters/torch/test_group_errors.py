@@ -211,6 +211,11 @@ def wait_in_vain(comm):
             comm.barrier()
             with pytest.raises(RuntimeError, match="waiting for send/recv from rank 0"):
                 group.monitored_barrier(datetime.timedelta(milliseconds=200))
+            with pytest.raises(RuntimeError, match="waiting for send/recv from rank 0"):
+                group.monitored_barrier(datetime.timedelta(milliseconds=200))
+        if comm.rank == 0:
+            with pytest.raises(RuntimeError, match="Rank 0 timed out in monitoredBarrier"):
+                group.monitored_barrier(datetime.timedelta(0))
         comm.barrier()
         group.monitored_barrier(datetime.timedelta(seconds=10))
         return float(x), named.partition(" failed")[0]
