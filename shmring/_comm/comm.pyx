@@ -859,8 +859,9 @@ cdef class Comm(Messages):
             `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
             `steps`: steps of ring and tree calls. `messages_in_place`: number of received messages that this rank has
             copied directly from the sender's array, and not from a ring. `paths`: number of calls by path. `path`: path
-            of the last call. `chosen_paths`: for all_gather and all_to_all, by the least length of a size class in
-            bytes, the path that rank 0 has chosen for the next call by its measurements.
+            of the last call. `chosen_paths` and `chosen_paths_of_shared`: by call, and by the least length of a size
+            class in bytes, the path of the next call with private or shared arrays, as far as this rank knows. One rank
+            has chosen it by measurement (docs/explanation/algorithms.md).
             `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
             `isa`: the instruction set of the kernels.
 

@@ -37,7 +37,7 @@ DEFAULTS: dict[str, int] = {
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,  # bench/peers/peers.py: a reading of the clock is not seen from here on
-    "single_copy_measured": 1,  # bench/peers/matrix.py, all_gather and all_to_all
+    "single_copy_measured": 1,  # bench/peers/matrix.py, calls that move data, also shared arrays
     "single_copy_nbytes": NEVER,  # bench/peers/peers.py --call all_to_all --input both
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,  # as single_copy_nbytes

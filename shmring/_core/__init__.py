@@ -8,7 +8,7 @@ staging          chunks and slots in the staging buffer, and the credit for them
 placement        the policy for caches: which slot, which order, what is streamed or prefetched
 descriptor       places of the arrays and rank 0's announcements, in a call line; uses:
   |-- core_distance    measures whether the ranks' cores are near or far
-  |-- path_choice      measures whether slots or single copies are faster, and chooses
+  |-- path_choice      measures whether to read data in place or through slots, and chooses
   |-- single_copy      decides whether private arrays are read through the kernel
 schedule         the C declarations of schedule.h: the steps of rings and trees
 spsc_ring        the C declarations of spsc_ring.h: the ring of one producer and one consumer

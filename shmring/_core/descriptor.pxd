@@ -7,7 +7,7 @@ from .core_distance cimport begin_ping, step_ping
 from .group cimport (
     AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
 )
-from .path_choice cimport choice_of, next_path, note_time
+from .path_choice cimport begin_choice, choice_of, chooser_of, has_one_giver, is_timed, next_path, note_call
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
 from .single_copy cimport can_be_read, is_worth_single_copy
 
@@ -44,14 +44,29 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (large or c.seq % CLOCK_CALLS == 0) and not g.header.forced_path
 
 
+# Set the path of a measured call, if this rank alone gives data, and begin to time the call on the rank that chooses.
+cdef inline void choose_path(Group *g, Call *c) noexcept nogil:
+    if not c.choice.used:
+        begin_choice(c.choice, c.x_block != 0)
+    if has_one_giver(g, c):
+        c.choice.in_place = next_path(c.choice)
+    c.chooses = chooser_of(g, c) == g.rank
+    if c.chooses and is_timed(c.choice, c):
+        c.begin_ns = sr_now_ns()
+        c.gap_ns = c.begin_ns - c.choice.ended_ns if c.begin_ns > c.choice.ended_ns else 0
+        c.lines_awaited_ns = 0
+
+
 # Fill this rank's descriptor, which the caller publishes, and set the call's progress to its begin.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
     c.choice = choice_of(g, c)
-    c.begin_ns = sr_now_ns() if g.rank == 0 and c.choice != NULL else 0
-    c.lines_awaited_ns = 0
-    mine.next_single_copy = c.choice != NULL and next_path(c.choice)
-    mine.x_block = c.x_block
+    c.chooses = False
+    c.begin_ns = 0
+    if c.choice != NULL:
+        choose_path(g, c)
+    mine.next_in_place = c.choice != NULL and next_path(c.choice)
+    mine.x_block = c.x_block if c.choice == NULL or c.choice.in_place else 0
     mine.x_offset = c.x_offset
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
@@ -82,12 +97,12 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
                 c.zero_copy = False
     g.announced_far = rank_0.far
     c.ping = rank_0.ping != 0
-    if c.choice != NULL:
-        c.choice.single_copy = rank_0.next_single_copy != 0
-        c.choice.used = True
+    if c.choice != NULL and not has_one_giver(g, c):
+        c.choice.in_place = rank_0.next_in_place != 0
 
 
-# Rank 0: leave the wait for other ranks' lines out of the time of a measured call.
+# Rank 0: leave the wait for other ranks' lines out of the time of a measured call. A rank that alone gives data counts
+# it, since the others copy the data of the call before in that time.
 cdef inline void leave_out_wait(Call *c, int status) noexcept nogil:
     if status != DONE and c.lines_awaited_ns == 0:
         c.lines_awaited_ns = sr_now_ns()
@@ -101,7 +116,7 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not c.lines_seen:
         status = await_lines(g, c)
-        if c.begin_ns and not g.oversubscribed:
+        if c.begin_ns and not g.oversubscribed and not has_one_giver(g, c):
             leave_out_wait(c, status)
         if status != DONE:
             return status
@@ -116,11 +131,11 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# End a call: count its path, and time it if it is one of those that rank 0 compares. Set the distance from the next
-# call on.
+# End a call: count its path, and note its time if this rank chooses the path of such calls. Set the distance from the
+# next call on.
 cdef inline void finish(Group *g, Call *c, int path) noexcept nogil:
     count_path(g, path)
-    if c.begin_ns and path != ZERO_COPY:
-        note_time(g, c.choice, c, path == SINGLE_COPY, sr_now_ns() - c.begin_ns)
+    if c.chooses:
+        note_call(g, c.choice, c, path == SINGLE_COPY or path == ZERO_COPY)
     if g.far != g.announced_far:
         set_far(g, g.announced_far != 0)

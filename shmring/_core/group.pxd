@@ -75,21 +75,23 @@ cdef struct Stats:
 
 
 cdef enum:
-    CHOICE_KINDS = 2      # kinds of calls whose path is measured, ...
-    CHOICE_CLASSES = 13   # ... and their size classes, by powers of two: see path_choice.pxd
+    CHOICE_KINDS = 8      # kinds of calls whose path is measured, from REDUCE_SCATTER to ALL_TO_ALL, ...
+    CHOICE_CLASSES = 16   # ... and their size classes, by powers of two: see path_choice.pxd
 
 
-# The measured path of the calls of one kind and size class. All but the first two are rank 0's.
+# The measured path of the calls of one kind and size class. All but the first two are those of the rank that chooses.
 cdef struct Choice:
-    bint single_copy           # the path of the next call, as rank 0 announced it
+    bint in_place              # the path of the next call; 0: through slots
     bint used                  # there was such a call
-    bint best                  # 1: single copies were faster when last tried
+    bint best                  # the path that was faster when last tried
     bint is_trial              # the other path is being tried
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte: the least, or the mean if ranks share CPUs
     uint64_t before            # the same, of the last window of the best path
+    uint64_t ended_ns          # time of the end of the last call, if it was timed
+    int last_path              # the path of that call; -1: it was not timed
 
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
@@ -123,7 +125,7 @@ cdef struct Group:
     uint64_t stall_ns, report_due_ns   # how long a wait may last without a report (0: for ever); time of the next one
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from this size on
     bint single_copy           # every rank can read the private memory of every other rank
-    Choice[CHOICE_KINDS][CHOICE_CLASSES] choice
+    Choice[2][CHOICE_KINDS][CHOICE_CLASSES] choice   # first of private arrays, then of shared ones
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by own
@@ -213,7 +215,9 @@ cdef struct Call:
     int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done
     int round_trips            # of the measurement so far
     Choice *choice             # the path of this call is measured; else NULL
-    uint64_t begin_ns          # rank 0, measured calls: begin of the call, plus the wait for call lines; else 0
+    bint chooses               # this rank chooses the path of such calls
+    uint64_t begin_ns          # if this rank times the call: its begin, plus the wait for call lines; else 0
+    uint64_t gap_ns            # ... and the time since the last such call
     uint64_t lines_awaited_ns  # begin of that wait; 0: none
     size_t chunk_nbytes        # a multiple of itemsize
     bint swaps_places          # pairs of ranks swap places in their staging buffers, see direct

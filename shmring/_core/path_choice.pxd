@@ -1,70 +1,142 @@
-# Rank 0 chooses between slots and single copies by measurement. Which is faster depends on what the caches hold. A
-# table of sizes cannot know this: slots are faster for data that were just written, single copies for data that were
-# not. The results have the same bits either way.
+# Data that ranks move go through slots, or are read in place: shared arrays as other ranks map them, private ones by
+# single copies through the kernel. Which is faster depends on what the caches hold. A table of sizes cannot know this:
+# slots are faster for data that were just written, reading in place for data that were not. The results have the same
+# bits either way. So one rank chooses by measurement.
 #
-# Rank 0 times the calls of each kind and size class. From time to time it tries the other path for a few calls, and
+# If one rank alone gives data, that rank chooses: it reads nothing, and its call line tells the others. In other calls
+# rank 0 chooses. All ranks must take the same path, so rank 0 announces in its descriptor of each call the path of the
+# next call of the class.
+#
+# The rank times the calls of each kind and size class. From time to time it tries the other path for a few calls, and
 # keeps the faster one: after 16 calls, then after twice as many if the other path was slower, up to 512. It tries at
-# once if the calls of the present path have become a quarter faster or a third slower. All ranks must take the same
-# path, so rank 0 announces in its descriptor of each call the path of the next call of the class.
+# once if the calls of the present path have become a quarter faster or a third slower.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .group cimport ALL_GATHER, ALL_TO_ALL, CHOICE_CLASSES, Call, Choice, Group
+from .group cimport (
+    ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, CHOICE_CLASSES, GATHER, REDUCE_SCATTER, SCATTER, Call, Choice, Group,
+    is_scan,
+)
+from .segment cimport sr_now_ns
 
 
 cdef enum:
-    LEAST_MEASURED_NBYTES = 64 << 10   # of a piece
+    LEAST_SHARED_NBYTES = 8 << 10     # of a piece in a shared array, ...
+    LEAST_PRIVATE_NBYTES = 64 << 10   # ... and in a private one
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
-    TRIED_CALLS = 12      # of the other path in one trial: the caches take eight calls of 16 MiB to adapt to it
-    HOPELESS_CALLS = 4    # in a trial; they suffice if the other path takes a third longer
+    FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
+    ADAPTING_CALLS = 2    # of the other path, at the begin of a trial: these are not timed, since the caches adapt
+    HOPELESS_CALLS = 6    # of the other path; they suffice if it takes a third longer
+    TRIED_CALLS = 12      # of the other path in one trial: the caches take eight calls of 16 MiB to adapt
     LEAST_GAIN = 32       # the other path is kept if it saves one part in so many, ...
+    LEAST_MEAN_GAIN = 16  # ... or in so many of the mean, ...
     LEAST_SHARING_GAIN = 5   # ... if ranks share CPUs: their times differ more from call to call
     MOST_INTERVAL = 512   # calls between two trials
+    UNTIMED_NBYTES = 64 << 10   # of short pieces every fourth window is timed: the clock costs a tenth of a call
+    MOST_GAPS = 4         # the time before a call counts up to so many times the time of the call
     NOT_TIMED = 0
+    UNTIMED = -1
+    NOBODY = -1
 
 
-# Return the size class of pieces of at least LEAST_MEASURED_NBYTES: each is twice as long as the one before.
+# Return the size class of pieces of at least LEAST_SHARED_NBYTES: each is twice as long as the one before.
 cdef inline int size_class(size_t nbytes) noexcept nogil:
     cdef int found = 0
-    while found < CHOICE_CLASSES - 1 and nbytes >= <size_t> 2 * LEAST_MEASURED_NBYTES << found:
+    while found < CHOICE_CLASSES - 1 and nbytes >= <size_t> 2 * LEAST_SHARED_NBYTES << found:
         found += 1
     return found
 
 
-# Return the choice that holds for the call, on all ranks alike, or NULL if its path is not measured. In measured calls
-# every rank has something to copy, no byte is copied by two ranks, and every rank waits for the lines of all others.
+# True if one rank alone gives data.
+cdef inline bint has_one_giver(const Group *g, const Call *c) noexcept nogil:
+    return c.kind == BROADCAST or c.kind == SCATTER or (g.size == 2 and (c.kind == GATHER or is_scan(c)))
+
+
+# Return the rank that chooses the path of a call. Every rank waits for the lines of all others where rank 0 does.
+cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
+    if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER or (g.size == 2 and is_scan(c)):
+        return 0
+    if c.kind == BROADCAST or c.kind == SCATTER:
+        return c.root
+    return 1 - c.root if c.kind == GATHER and g.size == 2 else NOBODY
+
+
+# True if private arrays may be read by single copies: every rank has something to copy, and no byte is copied by two.
+cdef inline bint may_read_private(const Group *g, const Call *c) noexcept nogil:
+    return g.single_copy and (c.kind == ALL_TO_ALL or (c.kind == ALL_GATHER and g.size == 2))
+
+
+# Return the choice that holds for the call, or NULL if this rank knows none. Where ranks share CPUs, a rank that alone
+# gives data may run many calls ahead of the others, so the time of its calls says little.
 cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
-    if (not g.single_copy or not g.tuning.single_copy_measured or c.given != NULL
-            or c.nbytes < LEAST_MEASURED_NBYTES or (c.kind != ALL_TO_ALL and (c.kind != ALL_GATHER or g.size > 2))):
+    cdef int chooser = chooser_of(g, c)
+    cdef bint shared = c.x_block != 0
+    if (chooser == NOBODY or c.given != NULL or c.algorithm != AUTO or not g.tuning.single_copy_measured
+            or (has_one_giver(g, c) and (chooser != g.rank or g.oversubscribed))
+            or c.nbytes < (LEAST_SHARED_NBYTES if shared else LEAST_PRIVATE_NBYTES)
+            or not (shared or may_read_private(g, c))):
         return NULL
-    return &g.choice[c.kind != ALL_TO_ALL][size_class(c.nbytes)]
+    return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes)]
 
 
-# Rank 0: the path of the next call.
+# The chooser: the path of the next call; 1: in place.
 cdef inline bint next_path(const Choice *choice) noexcept nogil:
     return choice.best != choice.is_trial
 
 
-# Rank 0: note a call that took `ns`. Times are in picoseconds a byte, since the calls of a class differ in length.
-# Compare the fastest calls, since other processes disturb these least. If ranks share CPUs, compare the means: the
-# number of switches between ranks depends on the path.
-cdef inline void note_time(const Group *g, Choice *choice, const Call *c, bint single_copy, uint64_t ns) noexcept nogil:
-    cdef uint64_t time = 1 + ns * 1000 // c.nbytes
-    if single_copy == next_path(choice):
-        if g.oversubscribed:
-            choice.time = (choice.time * choice.timed + time) // (choice.timed + 1)
-        elif choice.timed == 0 or time < choice.time:
-            choice.time = time
-        choice.timed += 1
+# The chooser: begin to measure a class: shared arrays are first read in place, private ones are not.
+cdef inline void begin_choice(Choice *choice, bint shared) noexcept nogil:
+    choice.used = True
+    choice.last_path = UNTIMED
+    choice.best = choice.in_place = shared
+    choice.interval = FIRST_SHARED_CALLS if shared else WINDOW_CALLS
+
+
+# The chooser: True if the next call is timed.
+cdef inline bint is_timed(const Choice *choice, const Call *c) noexcept nogil:
+    return choice.is_trial or c.nbytes >= UNTIMED_NBYTES or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS
+
+
+# The chooser: note the time of a call. To it belongs the time since the call before, since a rank writes its array more
+# slowly after other ranks have read it in place. Of a long one, most is the program's and says nothing about the path.
+# Times are in picoseconds a byte, since the calls of a class differ in length.
+cdef inline void note_time(Choice *choice, const Call *c, uint64_t took_ns, bint means) noexcept nogil:
+    cdef uint64_t time = 1 + (took_ns + min(c.gap_ns, MOST_GAPS * took_ns)) * 1000 // c.nbytes
+    if choice.timed == 0:
+        choice.time = time
+    elif means:   # an interruption counts little
+        choice.time = (choice.time * choice.timed + min(time, 2 * choice.time)) // (choice.timed + 1)
+    else:
+        choice.time = min(choice.time, time)
+    choice.timed += 1
+
+
+# The chooser: note a call that has ended.
+#
+# Compare the fastest calls, since other processes disturb these least. Compare the means if ranks share CPUs, since the
+# number of switches between ranks depends on the path, and if this rank alone gives data, since it may be ahead of the
+# others in some calls.
+cdef inline void note_call(const Group *g, Choice *choice, const Call *c, bint in_place) noexcept nogil:
+    cdef bint means = g.oversubscribed or has_one_giver(g, c)
+    cdef uint64_t gain = LEAST_SHARING_GAIN if g.oversubscribed else (LEAST_MEAN_GAIN if means else LEAST_GAIN)
+    cdef bint is_adapting = choice.is_trial and choice.count < ADAPTING_CALLS
+    cdef int last_path = choice.last_path
+    choice.last_path = UNTIMED
+    if c.begin_ns:
+        choice.last_path = in_place
+        choice.ended_ns = sr_now_ns()
+        if in_place == next_path(choice) and in_place == last_path and not is_adapting:
+            note_time(choice, c, choice.ended_ns - c.begin_ns, means)
     choice.count += 1
     if choice.is_trial:
-        if choice.count == TRIED_CALLS or (choice.count == HOPELESS_CALLS and 3 * choice.time > 4 * choice.before):
-            end_trial(choice, LEAST_SHARING_GAIN if g.oversubscribed else LEAST_GAIN)
+        if choice.count == TRIED_CALLS or (choice.count == HOPELESS_CALLS and choice.timed > 0
+                                           and 3 * choice.time > 4 * choice.before):
+            end_trial(choice, gain)
     elif choice.count % WINDOW_CALLS == 0:
         end_window(choice, g.oversubscribed)
 
 
-# Rank 0: keep the faster path.
+# The chooser: keep the faster path.
 cdef inline void end_trial(Choice *choice, uint64_t least_gain) noexcept nogil:
     choice.interval = min(2 * max(choice.interval, <uint32_t> WINDOW_CALLS), <uint32_t> MOST_INTERVAL)
     if choice.timed > 0 and least_gain * choice.time < (least_gain - 1) * choice.before:
@@ -75,7 +147,7 @@ cdef inline void end_trial(Choice *choice, uint64_t least_gain) noexcept nogil:
     choice.count = choice.timed = 0
 
 
-# Rank 0: begin a trial if it is time for one. If ranks share CPUs, the times of two windows differ too much to say
+# The chooser: begin a trial if it is time for one. If ranks share CPUs, the times of two windows differ too much to say
 # whether something has changed.
 cdef inline void end_window(Choice *choice, bint oversubscribed) noexcept nogil:
     cdef bint is_faster = 4 * choice.time < 3 * choice.before

@@ -16,7 +16,7 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_descriptor:
         uint64_t x_block, out_block
         uint64_t x_offset, out_offset
-        uint32_t far, ping, skew, next_single_copy
+        uint32_t far, ping, skew, next_in_place
     cdef struct sr_counter:
         sr_flag value
     cdef struct sr_event:

@@ -41,5 +41,5 @@ cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
     if not may_be_read_in_place(g, c):
         return False
     if c.choice != NULL:
-        return c.choice.single_copy
+        return c.choice.in_place
     return c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)

@@ -34,6 +34,7 @@ class _Stats(TypedDict):
     paths: dict[str, int]
     path: str | None
     chosen_paths: dict[str, dict[int, str]]
+    chosen_paths_of_shared: dict[str, dict[int, str]]
     distance: Literal["near", "far"]
     round_trip_ns: int
     isa: str

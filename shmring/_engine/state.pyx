@@ -11,11 +11,11 @@ from libc.string cimport memcpy, memset, strncpy
 from posix.unistd cimport getpid
 
 from .._core.group cimport (
-    CHOICE_CLASSES, CHOICE_KINDS, INVALID, PROGRESSED, REMOTE_MISMATCH, Call, Group, check_liveness, first_position,
-    peer_status, set_far,
+    CHOICE_CLASSES, CHOICE_KINDS, INVALID, PROGRESSED, REDUCE_SCATTER, REMOTE_MISMATCH, Call, Group, check_liveness,
+    first_position, peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
-from .._core.path_choice cimport LEAST_MEASURED_NBYTES
+from .._core.path_choice cimport LEAST_SHARED_NBYTES
 from .._core.placement cimport window_nbytes_of
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
@@ -408,23 +408,21 @@ cdef class State:
             "messages_in_place": g.stats.messages_in_place,
             "paths": {name: g.stats.path[i] for i, name in enumerate(PATHS)},
             "path": PATHS[g.stats.last_path] if g.stats.calls else None,
-            "chosen_paths": chosen_paths(g),
+            "chosen_paths": chosen_paths(g, False), "chosen_paths_of_shared": chosen_paths(g, True),
             "distance": far, "round_trip_ns": g.round_trip_ns, "isa": self.isa,
         }
 
 
-cdef tuple MEASURED_KINDS = ("all_to_all", "all_gather")   # by row: see choice_of
-
-
-# Return {call: {least bytes of the size class: path}}.
-cdef dict chosen_paths(const Group *g):
+# Return {call: {least bytes of the size class: path}}, of private or shared arrays.
+cdef dict chosen_paths(const Group *g, bint shared):
     cdef int row, at
     found = {}
+    in_place = "zero_copy" if shared else "single_copy"
     for row in range(CHOICE_KINDS):
         for at in range(CHOICE_CLASSES):
-            if g.choice[row][at].used:
-                path = "single_copy" if g.choice[row][at].single_copy else "slots"
-                found.setdefault(MEASURED_KINDS[row], {})[LEAST_MEASURED_NBYTES << at] = path
+            if g.choice[shared][row][at].used:
+                path = in_place if g.choice[shared][row][at].in_place else "slots"
+                found.setdefault(KINDS[REDUCE_SCATTER + row], {})[LEAST_SHARED_NBYTES << at] = path
     return found
 
 

@@ -1,0 +1,107 @@
+"""Calls that move shared arrays in place or through slots: one rank measures which is faster."""
+
+import numpy as np
+import pytest
+
+FIRST = 64  # calls in place before the first trial of slots
+TRIED = 12
+COUNT = 5_000  # of float32 in a piece; pieces from 8 KiB on are measured
+CLASS = 1 << 14
+GIVEN_BY_ONE = ("broadcast", "scatter")
+GIVEN_BY_ONE_OF_TWO = ("gather", "scan", "exscan")
+GIVEN_BY_ALL = ("all_gather", "all_to_all", "reduce_scatter")
+SPLIT = ("scatter", "all_to_all", "reduce_scatter")
+
+
+def values(rank, turn):
+    return np.float32(3 * turn + rank)
+
+
+def make_call(comm, kind, turn, array):
+    """Make a call with this rank's values of a turn in `array`, and check the result."""
+    array[...] = values(comm.rank, turn)
+    everybody = values(np.arange(comm.size), turn)
+    if kind == "broadcast":
+        comm.broadcast(array, 1)
+        assert (array == everybody[1]).all()
+    elif kind == "scatter":
+        found = comm.scatter(array if comm.rank == 1 else None, 1, like=array[0])
+        assert (found == everybody[1]).all()
+    elif kind == "gather":
+        found = comm.gather(array, 0)
+        assert (found is None) == (comm.rank > 0)
+        assert comm.rank or (found == everybody[:, None]).all()
+    elif kind in ("all_gather", "all_to_all"):
+        assert (getattr(comm, kind)(array) == everybody[:, None]).all()
+    elif kind == "reduce_scatter":
+        assert (comm.reduce_scatter(array) == everybody.sum()).all()
+    else:
+        found = np.zeros_like(array)
+        getattr(comm, kind)(array, out=found)
+        assert (found == everybody[: comm.rank + (kind == "scan")].sum()).all()
+
+
+def arrays_of(comm, kind):
+    shape = (comm.size, COUNT) if kind in SPLIT else COUNT
+    return comm.empty(shape, "f4"), np.empty(shape, "f4")
+
+
+def paths_of(comm, kind, ncalls):
+    """Return the path of each call with a shared array, and the paths that are chosen in the end."""
+    shared, _ = arrays_of(comm, kind)
+    paths = []
+    for turn in range(ncalls):
+        make_call(comm, kind, turn, shared)
+        paths.append(comm.stats()["path"])
+    return paths, comm.stats()["chosen_paths_of_shared"]
+
+
+@pytest.mark.parametrize("kind", GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL)
+def test_slots_are_tried_after_some_calls_in_place(world_of, kind):
+    found = world_of(2)(paths_of, kind, FIRST + TRIED)
+    assert len({tuple(paths) for paths, _ in found}) == 1
+    paths = found[0][0]
+    assert set(paths[:FIRST]) == {"zero_copy"}
+    assert "zero_copy" not in paths[FIRST + 1 : FIRST + 6]  # a trial that is hopeless ends after six calls
+    chosen = [paths for _, paths in found if paths]
+    assert len(chosen) == (2 if kind in GIVEN_BY_ALL else 1)  # a rank that alone gives data chooses alone
+    for each in chosen:
+        assert each.keys() == {kind}
+        assert each[kind].keys() == {CLASS}
+        assert each[kind][CLASS] in ("zero_copy", "slots")
+
+
+@pytest.mark.parametrize("kind", GIVEN_BY_ALL)
+def test_all_ranks_take_the_path_that_rank_0_announces(world_of, kind):
+    found = world_of(3)(paths_of, kind, 3 * (FIRST + TRIED))
+    assert len({tuple(paths) for paths, _ in found}) == 1
+    assert {"zero_copy"} < set(found[0][0])
+
+
+@pytest.mark.parametrize("kind", ["gather", "scan", "exscan"])
+def test_ranks_that_give_beside_others_do_not_measure(world_of, kind):
+    for _, chosen in world_of(3)(paths_of, kind, FIRST + TRIED):
+        assert chosen == {}
+
+
+def mix(comm, kind, ncalls):
+    """Make calls in which each rank has a shared array or a private one at random."""
+    chance = np.random.default_rng([comm.rank, ncalls])
+    arrays = arrays_of(comm, kind)
+    for turn in range(ncalls):
+        make_call(comm, kind, turn, arrays[chance.integers(2)])
+    for turn in range(FIRST + TRIED):
+        make_call(comm, kind, turn, arrays[0])
+
+
+@pytest.mark.parametrize("kind", GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL)
+def test_shared_and_private_arrays_in_one_call(world_of, kind):
+    for size in (2, 3):
+        world_of(size)(mix, kind, 3 * (FIRST + TRIED))
+
+
+@pytest.mark.parametrize("path", ["slots", "single_copy"])
+def test_the_environment_fixes_the_path_of_shared_arrays(world_of, path):
+    for paths, chosen in world_of(2, SHMRING_PATH=path)(paths_of, "broadcast", FIRST + TRIED):
+        assert set(paths) == {"zero_copy"}
+        assert chosen == {}
