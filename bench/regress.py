@@ -1,7 +1,7 @@
 """Is this working tree slower than an older revision? python bench/regress.py BASE [--ratio 1.15]
 
 Builds BASE and the working tree beside each other, runs them in turn, and exits with 1 if the median of the
-paired ratios of any size is beyond the given one. Contains the building and the verdict; uses crew and
+paired ratios of any call and size is beyond the given one. Contains the building and the verdict; uses crew and
 interleave.
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the checkout: for bench
 
 from bench.common.arguments import comma_separated, parse_size
+from bench.common.calls import CALLS
 from bench.common.progress import Progress
 from bench.common.tables import aligned, format_bytes, format_us
 from bench.peers.contestants import shmring
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAUNCHES = 3
 DEFAULT_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
 
-Key = tuple[int, str, str]  # bytes, variant, distance
+Key = tuple[str, int, str, str]  # call, bytes, variant, distance
 
 
 def build(source: Path, target: Path) -> None:
@@ -71,7 +72,7 @@ def paired_ratios(samples: Iterable[Sample]) -> dict[Key, list[float]]:
     by_round: dict[tuple[Key, int], dict[str, float]] = defaultdict(dict)
     for sample in samples:
         if sample.distance != "mixed":
-            key = (sample.nbytes, sample.variant, sample.distance)
+            key = (sample.call, sample.nbytes, sample.variant, sample.distance)
             by_round[key, sample.round][sample.contestant] = sample.us
     ratios: dict[Key, list[float]] = defaultdict(list)
     for (key, _), us in by_round.items():
@@ -85,14 +86,14 @@ def too_slow(ratios: dict[Key, list[float]], limit: float) -> list[Key]:
 
 
 def table(samples: list[Sample], ratios: dict[Key, list[float]], limit: float) -> str:
-    rows = [["bytes", "variant", "distance", "base µs", "work µs", "work / base", "rounds", ""]]
+    rows = [["call", "bytes", "variant", "distance", "base µs", "work µs", "work / base", "rounds", ""]]
     slow = set(too_slow(ratios, limit))
     for key in sorted(ratios):
         us = {name: statistics.median(sample.us for sample in samples if sample.contestant == name
-                                      and (sample.nbytes, sample.variant, sample.distance) == key)
+                                      and (sample.call, sample.nbytes, sample.variant, sample.distance) == key)
               for name in ("base", "work")}
-        nbytes, variant, distance = key
-        rows.append([format_bytes(nbytes), variant, distance, format_us(us["base"]), format_us(us["work"]),
+        call, nbytes, variant, distance = key
+        rows.append([call, format_bytes(nbytes), variant, distance, format_us(us["base"]), format_us(us["work"]),
                      f"{statistics.median(ratios[key]):.3f}", str(len(ratios[key])),
                      "TOO SLOW" if key in slow else ""])
     return aligned(rows)
@@ -105,6 +106,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--ratio", type=float, default=1.15, help="work / base at most (%(default)s)")
     add("--ranks", type=int, default=2, help="%(default)s")
     add("--rounds", type=int, default=5, help=f"in each of {LAUNCHES} launches (%(default)s)")
+    add("--calls", type=comma_separated(str, list(CALLS)), default=["all_reduce"], help="default all_reduce")
     add("--sizes", type=comma_separated(parse_size), default=DEFAULT_SIZES, help="default 8,4K,64K,1M,16M")
     return parser.parse_args(arguments)
 
@@ -126,9 +128,10 @@ def play_launch(builds: dict[str, Path], rounds: range, options: argparse.Namesp
             check_build(crews[name], path)
         match = Match(crews, Probe(library), progress.say)
         for round_number in rounds:
-            for nbytes in options.sizes:
-                for sample in match.play_block(round_number, Cell(nbytes, written=False)):
-                    progress.advance(1, sample.round_trip_ns[1])
+            for call in options.calls:
+                for nbytes in options.sizes:
+                    for sample in match.play_block(round_number, Cell(nbytes, False, call)):
+                        progress.advance(1, sample.round_trip_ns[1])
         if match.problems:
             raise SystemExit("\n".join(match.problems))
         return match.samples
@@ -140,7 +143,7 @@ def measure(builds: dict[str, Path], options: argparse.Namespace, library: Path 
     samples: list[Sample] = []
     with Progress("regress") as progress:
         variants = len(shmring().variants)
-        progress.total(LAUNCHES * options.rounds * len(options.sizes) * len(builds) * variants)
+        progress.total(LAUNCHES * options.rounds * len(options.calls) * len(options.sizes) * len(builds) * variants)
         for launch in range(LAUNCHES):
             rounds = range(launch * options.rounds, (launch + 1) * options.rounds)
             samples += play_launch(builds, rounds, options, library, progress)

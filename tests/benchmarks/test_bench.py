@@ -149,7 +149,7 @@ def test_regress_pairs_what_was_measured_in_the_same_round():
     samples.append(sample("work", "plan", 50.0, round_number=3))
     samples.append(sample("base", "plan", 1.0, round_number=3, distance="mixed"))
     ratios = regress.paired_ratios(samples)
-    key = (8, "plan", "near")
+    key = ("all_reduce", 8, "plan", "near")
     assert ratios == {key: [1.3, 1.3, 1.0]}
     assert regress.too_slow(ratios, 1.15) == [key]
     assert regress.too_slow(ratios, 1.4) == []
