@@ -44,16 +44,14 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
     return (large or c.seq % CLOCK_CALLS == 0) and not g.header.forced_path
 
 
-# Set the path of a measured call, if this rank alone gives data, and begin to time the call on the rank that chooses.
-cdef inline void choose_path(Group *g, Call *c) noexcept nogil:
+# Begin a measured call: time it, if this rank chooses the path.
+cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
     if not c.choice.used:
         begin_choice(c.choice, c.x_block != 0)
-    if has_one_giver(g, c):
-        c.choice.in_place = next_path(c.choice)
     c.chooses = chooser_of(g, c) == g.rank
     if c.chooses and is_timed(c.choice, c):
         c.begin_ns = sr_now_ns()
-        c.gap_ns = c.begin_ns - c.choice.ended_ns if c.begin_ns > c.choice.ended_ns else 0
+        c.gap_ns = c.begin_ns - c.choice.ended_ns
         c.lines_awaited_ns = 0
 
 
@@ -64,7 +62,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     c.chooses = False
     c.begin_ns = 0
     if c.choice != NULL:
-        choose_path(g, c)
+        begin_measured(g, c)
     mine.next_in_place = c.choice != NULL and next_path(c.choice)
     mine.x_block = c.x_block if c.choice == NULL or c.choice.in_place else 0
     mine.x_offset = c.x_offset
@@ -87,7 +85,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
 
 
 # Read the descriptors of all ranks: the call is zero-copy only if every rank offers it. Rank 0's descriptor has the new
-# distance, and says whether to measure it again.
+# distance, and says whether to measure it again. That of the rank that chooses has the path of the next call.
 cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *rank_0 = descriptor(g, c, 0)
     cdef int rank
@@ -97,8 +95,8 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
                 c.zero_copy = False
     g.announced_far = rank_0.far
     c.ping = rank_0.ping != 0
-    if c.choice != NULL and not has_one_giver(g, c):
-        c.choice.in_place = rank_0.next_in_place != 0
+    if c.choice != NULL:
+        c.choice.in_place = descriptor(g, c, chooser_of(g, c)).next_in_place != 0
 
 
 # Rank 0: leave the wait for other ranks' lines out of the time of a measured call. A rank that alone gives data counts

@@ -81,17 +81,16 @@ cdef enum:
 
 # The measured path of the calls of one kind and size class. All but the first two are those of the rank that chooses.
 cdef struct Choice:
-    bint in_place              # the path of the next call; 0: through slots
+    bint in_place              # the path of the next call, as announced; 0: through slots
     bint used                  # there was such a call
     bint best                  # the path that was faster when last tried
     bint is_trial              # the other path is being tried
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t timed             # calls of the present path in this trial or window
-    uint64_t time              # their time, in ps a byte: the least, or the mean if ranks share CPUs
+    uint64_t time              # their time, in ps a byte: the least, or the mean, see note_call
     uint64_t before            # the same, of the last window of the best path
-    uint64_t ended_ns          # time of the end of the last call, if it was timed
-    int last_path              # the path of that call; -1: it was not timed
+    uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
@@ -217,7 +216,7 @@ cdef struct Call:
     Choice *choice             # the path of this call is measured; else NULL
     bint chooses               # this rank chooses the path of such calls
     uint64_t begin_ns          # if this rank times the call: its begin, plus the wait for call lines; else 0
-    uint64_t gap_ns            # ... and the time since the last such call
+    uint64_t gap_ns            # ... and the time since the last such call, if that was timed
     uint64_t lines_awaited_ns  # begin of that wait; 0: none
     size_t chunk_nbytes        # a multiple of itemsize
     bint swaps_places          # pairs of ranks swap places in their staging buffers, see direct

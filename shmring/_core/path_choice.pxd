@@ -4,12 +4,13 @@
 # bits either way. So one rank chooses by measurement.
 #
 # If one rank alone gives data, that rank chooses: it reads nothing, and its call line tells the others. In other calls
-# rank 0 chooses. All ranks must take the same path, so rank 0 announces in its descriptor of each call the path of the
-# next call of the class.
+# rank 0 chooses. All ranks must take the same path, so the rank that chooses announces in its descriptor of each call
+# the path of the next call of the class.
 #
-# The rank times the calls of each kind and size class. From time to time it tries the other path for a few calls, and
-# keeps the faster one: after 16 calls, then after twice as many if the other path was slower, up to 512. It tries at
-# once if the calls of the present path have become a quarter faster or a third slower.
+# That rank times the calls of each kind and size class. From time to time it tries the other path for a few calls, and
+# keeps the faster one. The first trial comes after 16 calls (64 of shared arrays), the next after 16 if the path has
+# changed, and else after twice as many as before, up to 512. A trial comes at once if the calls of the present path
+# have become a quarter faster or a third slower.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -25,9 +26,8 @@ cdef enum:
     LEAST_PRIVATE_NBYTES = 64 << 10   # ... and in a private one
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
-    ADAPTING_CALLS = 2    # of the other path, at the begin of a trial: these are not timed, since the caches adapt
-    HOPELESS_CALLS = 6    # of the other path; they suffice if it takes a third longer
-    TRIED_CALLS = 12      # of the other path in one trial: the caches take eight calls of 16 MiB to adapt
+    HOPELESS_CALLS = 6    # in a trial; they suffice if the other path takes a third longer
+    TRIED_CALLS = 12      # in a trial: the caches take eight calls of 16 MiB to adapt to the other path
     LEAST_GAIN = 32       # the other path is kept if it saves one part in so many, ...
     LEAST_MEAN_GAIN = 16  # ... or in so many of the mean, ...
     LEAST_SHARING_GAIN = 5   # ... if ranks share CPUs: their times differ more from call to call
@@ -35,7 +35,6 @@ cdef enum:
     UNTIMED_NBYTES = 64 << 10   # of short pieces every fourth window is timed: the clock costs a tenth of a call
     MOST_GAPS = 4         # the time before a call counts up to so many times the time of the call
     NOT_TIMED = 0
-    UNTIMED = -1
     NOBODY = -1
 
 
@@ -52,13 +51,12 @@ cdef inline bint has_one_giver(const Group *g, const Call *c) noexcept nogil:
     return c.kind == BROADCAST or c.kind == SCATTER or (g.size == 2 and (c.kind == GATHER or is_scan(c)))
 
 
-# Return the rank that chooses the path of a call. Every rank waits for the lines of all others where rank 0 does.
+# Return the rank that chooses the path of a call: the one that alone gives data, or rank 0 if all ranks give data and
+# await each other's lines.
 cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
-    if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER or (g.size == 2 and is_scan(c)):
-        return 0
-    if c.kind == BROADCAST or c.kind == SCATTER:
-        return c.root
-    return 1 - c.root if c.kind == GATHER and g.size == 2 else NOBODY
+    if has_one_giver(g, c):
+        return 1 - c.root if c.kind == GATHER else c.root   # the root of a scan is 0
+    return 0 if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER else NOBODY
 
 
 # True if private arrays may be read by single copies: every rank has something to copy, and no byte is copied by two.
@@ -87,12 +85,11 @@ cdef inline bint next_path(const Choice *choice) noexcept nogil:
 # The chooser: begin to measure a class: shared arrays are first read in place, private ones are not.
 cdef inline void begin_choice(Choice *choice, bint shared) noexcept nogil:
     choice.used = True
-    choice.last_path = UNTIMED
     choice.best = choice.in_place = shared
     choice.interval = FIRST_SHARED_CALLS if shared else WINDOW_CALLS
 
 
-# The chooser: True if the next call is timed.
+# The chooser: True if the call, which has not begun, is to be timed.
 cdef inline bint is_timed(const Choice *choice, const Call *c) noexcept nogil:
     return choice.is_trial or c.nbytes >= UNTIMED_NBYTES or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS
 
@@ -111,7 +108,8 @@ cdef inline void note_time(Choice *choice, const Call *c, uint64_t took_ns, bint
     choice.timed += 1
 
 
-# The chooser: note a call that has ended.
+# The chooser: note a call that has ended. In a trial the first call still takes the path announced before, and the
+# second one follows a call of that path, so neither counts.
 #
 # Compare the fastest calls, since other processes disturb these least. Compare the means if ranks share CPUs, since the
 # number of switches between ranks depends on the path, and if this rank alone gives data, since it may be ahead of the
@@ -119,13 +117,11 @@ cdef inline void note_time(Choice *choice, const Call *c, uint64_t took_ns, bint
 cdef inline void note_call(const Group *g, Choice *choice, const Call *c, bint in_place) noexcept nogil:
     cdef bint means = g.oversubscribed or has_one_giver(g, c)
     cdef uint64_t gain = LEAST_SHARING_GAIN if g.oversubscribed else (LEAST_MEAN_GAIN if means else LEAST_GAIN)
-    cdef bint is_adapting = choice.is_trial and choice.count < ADAPTING_CALLS
-    cdef int last_path = choice.last_path
-    choice.last_path = UNTIMED
-    if c.begin_ns:
-        choice.last_path = in_place
+    cdef bint follows_timed = choice.ended_ns != NOT_TIMED
+    choice.ended_ns = NOT_TIMED
+    if c.begin_ns and in_place == next_path(choice):
         choice.ended_ns = sr_now_ns()
-        if in_place == next_path(choice) and in_place == last_path and not is_adapting:
+        if follows_timed:
             note_time(choice, c, choice.ended_ns - c.begin_ns, means)
     choice.count += 1
     if choice.is_trial:
@@ -138,7 +134,7 @@ cdef inline void note_call(const Group *g, Choice *choice, const Call *c, bint i
 
 # The chooser: keep the faster path.
 cdef inline void end_trial(Choice *choice, uint64_t least_gain) noexcept nogil:
-    choice.interval = min(2 * max(choice.interval, <uint32_t> WINDOW_CALLS), <uint32_t> MOST_INTERVAL)
+    choice.interval = min(2 * choice.interval, <uint32_t> MOST_INTERVAL)
     if choice.timed > 0 and least_gain * choice.time < (least_gain - 1) * choice.before:
         choice.best = not choice.best
         choice.before = choice.time

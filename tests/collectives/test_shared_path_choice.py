@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+import shmring
+from shmring._system import limits
+
 FIRST = 64  # calls in place before the first trial of slots
 TRIED = 12
 COUNT = 5_000  # of float32 in a piece; pieces from 8 KiB on are measured
@@ -47,41 +50,66 @@ def arrays_of(comm, kind):
 
 
 def paths_of(comm, kind, ncalls):
-    """Return the path of each call with a shared array, and the paths that are chosen in the end."""
+    """Return the path of each call with a shared array, and the chosen paths after each call."""
     shared, _ = arrays_of(comm, kind)
-    paths = []
+    paths, chosen = [], []
     for turn in range(ncalls):
         make_call(comm, kind, turn, shared)
         paths.append(comm.stats()["path"])
-    return paths, comm.stats()["chosen_paths_of_shared"]
+        chosen.append(comm.stats()["chosen_paths_of_shared"])
+    return paths, chosen
+
+
+def on_cpus(comm, cpus, world, function, *arguments):
+    """Return what the function returns in a new world, whose ranks see this number of CPUs."""
+    usable, limits.usable_cpus = limits.usable_cpus, lambda _: cpus
+    try:
+        with shmring.init(world, rank=comm.rank) as other:
+            return function(other, *arguments)
+    finally:
+        limits.usable_cpus = usable
+
+
+@pytest.fixture
+def call_on(world_of):
+    """call_on(cpus, size, function, *arguments) → by rank, what the function returns on so many CPUs."""
+
+    def call(cpus, size, *called, **environ):
+        return world_of(size, **environ)(on_cpus, cpus, shmring.world(size), *called)
+
+    return call
 
 
 @pytest.mark.parametrize("kind", GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL)
-def test_slots_are_tried_after_some_calls_in_place(world_of, kind):
-    found = world_of(2)(paths_of, kind, FIRST + TRIED)
+def test_slots_are_tried_after_some_calls_in_place(call_on, kind):
+    found = call_on(2, 2, paths_of, kind, FIRST + TRIED)
     assert len({tuple(paths) for paths, _ in found}) == 1
     paths = found[0][0]
     assert set(paths[:FIRST]) == {"zero_copy"}
     assert "zero_copy" not in paths[FIRST + 1 : FIRST + 6]  # a trial that is hopeless ends after six calls
-    chosen = [paths for _, paths in found if paths]
-    assert len(chosen) == (2 if kind in GIVEN_BY_ALL else 1)  # a rank that alone gives data chooses alone
-    for each in chosen:
-        assert each.keys() == {kind}
-        assert each[kind].keys() == {CLASS}
-        assert each[kind][CLASS] in ("zero_copy", "slots")
+    knowing = [chosen for _, chosen in found if chosen[-1]]
+    assert len(knowing) == (2 if kind in GIVEN_BY_ALL else 1)  # a rank that alone gives data chooses alone
+    for chosen in knowing:
+        assert {"zero_copy", "slots"} == {each[kind][CLASS] for each in chosen}
+        for path, before in zip(paths[1:], chosen[:-1], strict=True):
+            assert before == {kind: {CLASS: "zero_copy" if path == "zero_copy" else "slots"}}
 
 
 @pytest.mark.parametrize("kind", GIVEN_BY_ALL)
-def test_all_ranks_take_the_path_that_rank_0_announces(world_of, kind):
-    found = world_of(3)(paths_of, kind, 3 * (FIRST + TRIED))
+def test_all_ranks_take_the_path_that_rank_0_announces(call_on, kind):
+    found = call_on(2, 3, paths_of, kind, 3 * (FIRST + TRIED))
     assert len({tuple(paths) for paths, _ in found}) == 1
     assert {"zero_copy"} < set(found[0][0])
 
 
-@pytest.mark.parametrize("kind", ["gather", "scan", "exscan"])
-def test_ranks_that_give_beside_others_do_not_measure(world_of, kind):
-    for _, chosen in world_of(3)(paths_of, kind, FIRST + TRIED):
-        assert chosen == {}
+@pytest.mark.parametrize(
+    ("cpus", "size", "kind"),
+    [(3, 3, "gather"), (3, 3, "scan"), (3, 3, "exscan"), (1, 2, "broadcast"), (1, 2, "scan")],
+)
+def test_ranks_that_give_beside_others_or_run_ahead_do_not_measure(call_on, cpus, size, kind):
+    for paths, chosen in call_on(cpus, size, paths_of, kind, FIRST + TRIED):
+        assert set(paths) == {"zero_copy"}
+        assert chosen[-1] == {}
 
 
 def mix(comm, kind, ncalls):
@@ -95,13 +123,13 @@ def mix(comm, kind, ncalls):
 
 
 @pytest.mark.parametrize("kind", GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL)
-def test_shared_and_private_arrays_in_one_call(world_of, kind):
+def test_shared_and_private_arrays_in_one_call(call_on, kind):
     for size in (2, 3):
-        world_of(size)(mix, kind, 3 * (FIRST + TRIED))
+        call_on(size, size, mix, kind, 2 * (FIRST + TRIED))
 
 
 @pytest.mark.parametrize("path", ["slots", "single_copy"])
-def test_the_environment_fixes_the_path_of_shared_arrays(world_of, path):
-    for paths, chosen in world_of(2, SHMRING_PATH=path)(paths_of, "broadcast", FIRST + TRIED):
+def test_the_environment_fixes_the_path_of_shared_arrays(call_on, path):
+    for paths, chosen in call_on(2, 2, paths_of, "broadcast", FIRST + TRIED, SHMRING_PATH=path):
         assert set(paths) == {"zero_copy"}
-        assert chosen == {}
+        assert chosen[-1] == {}
