@@ -88,7 +88,7 @@ cdef struct Choice:
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t timed             # calls of the present path in this trial or window
-    uint64_t time              # their time, in ps a byte: the least, or the mean, see note_call
+    uint64_t time              # their time, in ps a byte: the least, or the mean, see note_time
     uint64_t before            # the same, of the last window of the best path
     uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 

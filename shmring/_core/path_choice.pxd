@@ -29,7 +29,7 @@ cdef enum:
     HOPELESS_CALLS = 6    # in a trial; they suffice if the other path takes a third longer
     TRIED_CALLS = 12      # in a trial: the caches take eight calls of 16 MiB to adapt to the other path
     LEAST_GAIN = 32       # the other path is kept if it saves one part in so many, ...
-    LEAST_MEAN_GAIN = 16  # ... or in so many of the mean, ...
+    LEAST_MEAN_GAIN = 16  # ... if one rank alone gives data, ...
     LEAST_SHARING_GAIN = 5   # ... if ranks share CPUs: their times differ more from call to call
     MOST_INTERVAL = 512   # calls between two trials
     UNTIMED_NBYTES = 64 << 10   # of short pieces every fourth window is timed: the clock costs a tenth of a call
@@ -97,45 +97,59 @@ cdef inline bint is_timed(const Choice *choice, const Call *c) noexcept nogil:
 # The chooser: note the time of a call. To it belongs the time since the call before, since a rank writes its array more
 # slowly after other ranks have read it in place. Of a long one, most is the program's and says nothing about the path.
 # Times are in picoseconds a byte, since the calls of a class differ in length.
-cdef inline void note_time(Choice *choice, const Call *c, uint64_t took_ns, bint means) noexcept nogil:
+#
+# Keep the time of the fastest call, since other processes disturb it least. Keep the mean if ranks share CPUs, since
+# the number of switches between ranks depends on the path, and if this rank alone gives data, since it may be ahead of
+# the others in some calls; an interruption then counts little.
+cdef inline void note_time(const Group *g, Choice *choice, const Call *c, uint64_t took_ns) noexcept nogil:
     cdef uint64_t time = 1 + (took_ns + min(c.gap_ns, MOST_GAPS * took_ns)) * 1000 // c.nbytes
     if choice.timed == 0:
         choice.time = time
-    elif means:   # an interruption counts little
-        choice.time = (choice.time * choice.timed + min(time, 2 * choice.time)) // (choice.timed + 1)
+    elif g.oversubscribed:
+        choice.time = mean_with(choice, time)
+    elif has_one_giver(g, c):
+        if choice.timed == 1:
+            choice.time = min(choice.time, 2 * time)
+        choice.time = mean_with(choice, min(time, 2 * choice.time))
     else:
         choice.time = min(choice.time, time)
     choice.timed += 1
 
 
+# Return the mean of the calls so far and one more.
+cdef inline uint64_t mean_with(const Choice *choice, uint64_t time) noexcept nogil:
+    return (choice.time * choice.timed + time) // (choice.timed + 1)
+
+
+# The part of the time that the other path has to save: one in so many.
+cdef inline uint64_t least_gain(const Group *g, const Call *c) noexcept nogil:
+    if g.oversubscribed:
+        return LEAST_SHARING_GAIN
+    return LEAST_MEAN_GAIN if has_one_giver(g, c) else LEAST_GAIN
+
+
 # The chooser: note a call that has ended. In a trial the first call still takes the path announced before, and the
 # second one follows a call of that path, so neither counts.
-#
-# Compare the fastest calls, since other processes disturb these least. Compare the means if ranks share CPUs, since the
-# number of switches between ranks depends on the path, and if this rank alone gives data, since it may be ahead of the
-# others in some calls.
 cdef inline void note_call(const Group *g, Choice *choice, const Call *c, bint in_place) noexcept nogil:
-    cdef bint means = g.oversubscribed or has_one_giver(g, c)
-    cdef uint64_t gain = LEAST_SHARING_GAIN if g.oversubscribed else (LEAST_MEAN_GAIN if means else LEAST_GAIN)
     cdef bint follows_timed = choice.ended_ns != NOT_TIMED
     choice.ended_ns = NOT_TIMED
     if c.begin_ns and in_place == next_path(choice):
         choice.ended_ns = sr_now_ns()
         if follows_timed:
-            note_time(choice, c, choice.ended_ns - c.begin_ns, means)
+            note_time(g, choice, c, choice.ended_ns - c.begin_ns)
     choice.count += 1
     if choice.is_trial:
         if choice.count == TRIED_CALLS or (choice.count == HOPELESS_CALLS and choice.timed > 0
                                            and 3 * choice.time > 4 * choice.before):
-            end_trial(choice, gain)
+            end_trial(choice, least_gain(g, c))
     elif choice.count % WINDOW_CALLS == 0:
         end_window(choice, g.oversubscribed)
 
 
 # The chooser: keep the faster path.
-cdef inline void end_trial(Choice *choice, uint64_t least_gain) noexcept nogil:
+cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
     choice.interval = min(2 * choice.interval, <uint32_t> MOST_INTERVAL)
-    if choice.timed > 0 and least_gain * choice.time < (least_gain - 1) * choice.before:
+    if choice.timed > 0 and gain * choice.time < (gain - 1) * choice.before:
         choice.best = not choice.best
         choice.before = choice.time
         choice.interval = WINDOW_CALLS

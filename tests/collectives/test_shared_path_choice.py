@@ -1,5 +1,7 @@
 """Calls that move shared arrays in place or through slots: one rank measures which is faster."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,32 @@ def test_ranks_that_give_beside_others_or_run_ahead_do_not_measure(call_on, cpus
     for paths, chosen in call_on(cpus, size, paths_of, kind, FIRST + TRIED):
         assert set(paths) == {"zero_copy"}
         assert chosen[-1] == {}
+
+
+def come_late(comm, kind, rank, late):
+    """Let one rank come late to some calls: `late` has their first and last turn, and the seconds."""
+    shared, _ = arrays_of(comm, kind)
+    for turn in range(FIRST + TRIED):
+        for first, last, seconds in late if comm.rank == rank else ():
+            if first <= turn <= last:
+                time.sleep(seconds)
+        make_call(comm, kind, turn, shared)
+    return comm.stats()["chosen_paths_of_shared"].get(kind, {}).get(CLASS)
+
+
+# The turns of the calls that one rank times before its first trial.
+TIMED = range(FIRST - 15, FIRST)
+
+
+def test_ranks_that_share_cpus_compare_means(call_on):
+    """Some calls of a path are fast, and in others ranks wait for a CPU: all of them count."""
+    late = [(TIMED[1], FIRST, 0.04), (FIRST + 1, FIRST + TRIED, 0.005)]
+    assert call_on(1, 2, come_late, "all_gather", 1, late) == ["slots"] * 2
+
+
+def test_one_late_call_does_not_change_the_path(call_on):
+    late = [(TIMED[0], TIMED[0], 0.9), (FIRST + 1, FIRST + TRIED, 0.03)]
+    assert call_on(2, 2, come_late, "broadcast", 0, late) == [None, "zero_copy"]
 
 
 def mix(comm, kind, ncalls):
