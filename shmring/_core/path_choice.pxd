@@ -32,7 +32,7 @@ cdef enum:
     LEAST_MEAN_GAIN = 16  # ... if one rank alone gives data, ...
     LEAST_SHARING_GAIN = 5   # ... if ranks share CPUs: their times differ more from call to call
     MOST_INTERVAL = 512   # calls between two trials
-    UNTIMED_NBYTES = 64 << 10   # of short pieces every fourth window is timed: the clock costs a tenth of a call
+    ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
     MOST_GAPS = 4         # the time before a call counts up to so many times the time of the call
     NOT_TIMED = 0
     NOBODY = -1
@@ -91,7 +91,7 @@ cdef inline void begin_choice(Choice *choice, bint shared) noexcept nogil:
 
 # The chooser: True if the call, which has not begun, is to be timed.
 cdef inline bint is_timed(const Choice *choice, const Call *c) noexcept nogil:
-    return choice.is_trial or c.nbytes >= UNTIMED_NBYTES or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS
+    return choice.is_trial or c.nbytes >= ALWAYS_TIMED_NBYTES or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS
 
 
 # The chooser: note the time of a call. To it belongs the time since the call before, since a rank writes its array more
