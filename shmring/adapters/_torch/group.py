@@ -210,7 +210,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             return self._add_sparse(tensor, opts)
         memory = taken.changed(tensor) if number < _PREMUL_SUM else _multiplied(taken, tensor, opts.reduceOp)
         if self._is_whole_average(number, [tensor]):
-            taken.divide([tensor], self.comm.size)
+            taken.divide(self.comm.size)
             # A call of another kind than a sum, so that ranks which ask for a sum raise Mismatch.
             return self._call(opts, taken, [tensor], "all_reduce_many", [memory], "sum")
         return self._call(opts, taken, [tensor], "all_reduce", memory, _op(number))
@@ -236,9 +236,9 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         if number >= _PREMUL_SUM:
             memories = [_multiplied(taken, tensor, opts.reduceOp) for tensor in tensors]
         else:
-            memories = [taken.changed(tensor) for tensor in tensors]
+            memories = taken.all_changed(tensors)
         if self._is_whole_average(number, tensors):
-            taken.divide(tensors, self.comm.size)
+            taken.divide(self.comm.size)
             number = _SUM
         return self._call(opts, taken, list(tensors), "all_reduce_many", memories, _op(number))
 
@@ -251,8 +251,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         else:
             memory = taken.changed(tensor) if is_root else taken.given(tensor)
         if self._is_whole_average(number, [tensor]):
-            if is_root:
-                taken.divide([tensor], self.comm.size)
+            taken.divide(self.comm.size)
             number = _SUM
         return self._call(opts, taken, [tensor], "reduce", memory, _op(number), opts.rootRank)
 
@@ -288,7 +287,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
                 memory = stage_memory((whole * _factor(opts.reduceOp)).to(whole.dtype))
         out = taken.changed(output)
         if self._is_whole_average(number, [output, *inputs]):
-            taken.divide([output], self.comm.size)
+            taken.divide(self.comm.size)
             number = _SUM
         return self._call(opts, taken, [output], "reduce_scatter", memory, _op(number), out=out)
 

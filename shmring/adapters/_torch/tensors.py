@@ -78,7 +78,7 @@ class Taken:
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._sums: list[torch.Tensor] = []
+        self._in_place: list[torch.Tensor] = []
         self._divisor = 1
 
     def given(self, tensor: torch.Tensor) -> Memory:
@@ -89,23 +89,39 @@ class Taken:
         """Return memory of a tensor that is written."""
         memory = memory_of(tensor) or memory_of(_behind(tensor))
         if memory is not None:
+            self._in_place.append(tensor)
             return memory
         _check_elements(tensor)  # only a dense tensor has strides
         if 0 in tensor.stride() and tensor.numel() > 1:
             raise ValueError(
                 "an expanded tensor has no room for a result; pass tensor.contiguous() and use that"
             )
+        return self._on_stage(tensor)
+
+    def _on_stage(self, tensor: torch.Tensor) -> Memory:
         stage = _staged(tensor)
         self.copy_back(tensor, stage)
         return stage_memory(stage)
+
+    def all_changed(self, tensors: Sequence[torch.Tensor]) -> list[Memory]:
+        """Return disjoint memories of tensors that are written: copies of those that overlap others.
+
+        So each tensor gets the result for its values before the call, as with gloo.
+        """
+        memories, end = [self.changed(tensor) for tensor in tensors], 0
+        for number in sorted(range(len(memories)), key=lambda number: memories[number].address):
+            if memories[number].address < end:
+                memories[number] = self._on_stage(_behind(tensors[number]))
+            else:
+                _, end = _span(memories[number])
+        return memories
 
     def copy_back(self, tensor: torch.Tensor, stage: torch.Tensor) -> None:
         """Register a copy from stage to tensor, made when the call is complete."""
         self._copies.append((tensor, stage))
 
-    def divide(self, sums: Sequence[torch.Tensor], divisor: int) -> None:
-        """Register a division of tensors of integers, rounded toward zero, made when the call is complete."""
-        self._sums.extend(sums)
+    def divide(self, divisor: int) -> None:
+        """Register a division of all results, which are integers, toward zero, at the end of the call."""
         self._divisor = divisor
 
     def joined(self, tensors: Sequence[torch.Tensor], *, given: bool) -> Memory:
@@ -130,16 +146,17 @@ class Taken:
     @property
     def finish(self) -> Callable[[], None] | None:
         """Return the function to call when the call is complete; None if there is nothing to do."""
-        return self._finish if self._copies or self._sums else None
+        return self._finish if self._copies or self._divisor > 1 else None
 
     def _finish(self) -> None:
         with plain_torch():
+            if self._divisor > 1:
+                for result in (*self._in_place, *(stage for _, stage in self._copies)):
+                    result.div_(self._divisor, rounding_mode="trunc")
             for tensor, stage in self._copies:
                 tensor.copy_(stage)
-            for tensor in self._sums:
-                tensor.div_(self._divisor, rounding_mode="trunc")
         self._copies.clear()
-        self._sums.clear()
+        self._in_place.clear()
 
 
 def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str, *, first: int = 0) -> None:

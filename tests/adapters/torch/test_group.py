@@ -146,6 +146,26 @@ def test_other_reductions(ranks):
     ranks(reduce_rarely)
 
 
+def reduce_overlapping(comm):
+    """Tensors that overlap get the results for their values before the call, as with gloo."""
+    n, sums = comm.size, comm.size * torch.arange(6) + 5 * comm.size * (comm.size - 1)
+    with group_of(comm):
+        for op, dtype, want in (
+            (dist.ReduceOp.SUM, torch.float32, sums),
+            (dist.ReduceOp.AVG, torch.int64, sums // n),
+        ):
+            given = (torch.arange(6) + 10 * comm.rank).to(dtype)
+            for x in given.clone(), torch.stack([given, given], 1)[:, 0]:
+                with dist._coalescing_manager():
+                    for one in (x[1:3], x, x, x[3:3], x[2:5]):
+                        dist.all_reduce(one, op)
+                same(x, want.to(dtype))
+
+
+def test_a_coalesced_reduction_of_overlapping_tensors(ranks):
+    ranks(reduce_overlapping)
+
+
 def average_integers(comm):
     n, rank, average = comm.size, comm.rank, dist.ReduceOp.AVG
     with group_of(comm):
