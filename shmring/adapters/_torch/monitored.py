@@ -23,14 +23,15 @@ def monitored_barrier(
 ) -> None:
     """Run the number-th monitored barrier. Collective.
 
-    If ranks do not arrive within limit_s seconds, rank 0 raises RuntimeError, which names the first of them,
-    or all of them if wait_all_ranks. If the time was over before it looked, it names itself, as with gloo.
-    The ranks that arrived raise RuntimeError, too. The communicator stays usable. If a rank has ended, the
-    error is the communicator's.
+    If ranks do not arrive within limit_s seconds of rank 0, it raises RuntimeError, which names the first of
+    them, or all of them if wait_all_ranks. If the time was over before it looked, it names itself, as with
+    gloo. It tells the other ranks, which then raise RuntimeError, too; they wait for rank 0 for the timeout
+    of the communicator, as with gloo. The communicator stays usable. If a rank has ended, the error is the
+    communicator's.
 
     messaging: the lock of calls on messages. Other threads get it in turn while this one waits.
     """
-    token = np.zeros(1, "u1")
+    passed, given_up, answer = np.zeros(1, "u1"), np.ones(1, "u1"), np.empty(1, "u1")
     tag = _FIRST_TAG + number % 1000
 
     def begin(call: Callable[..., Any], data: Any, rank: int) -> Message:
@@ -39,16 +40,24 @@ def monitored_barrier(
 
     if comm.rank == 0:
         others = range(1, comm.size)
-        _watch([begin(comm.irecv, np.empty(1, "u1"), rank) for rank in others], limit_s, wait_all_ranks)
-        for message in [begin(comm.isend, token, rank) for rank in others]:
+        try:
+            _watch([begin(comm.irecv, np.empty(1, "u1"), rank) for rank in others], limit_s, wait_all_ranks)
+        except shmring.Error:
+            raise
+        except RuntimeError:
+            for rank in others:
+                begin(comm.isend, given_up, rank)
+            raise
+        for message in [begin(comm.isend, passed, rank) for rank in others]:
             message.wait()
         return
-    answer = begin(comm.irecv, np.empty(1, "u1"), 0)
-    arrival = begin(comm.isend, token, 0)
-    until = time.monotonic() + limit_s
+    messages = begin(comm.isend, passed, 0), begin(comm.irecv, answer, 0)
+    until = time.monotonic() + max(limit_s, comm.timeout_s)
     try:
-        for message in (arrival, answer):
+        for message in messages:
             message.wait(max(until - time.monotonic(), _LEAST_S))
+        if answer[0]:
+            raise TimeoutError("rank 0 has given up the barrier")
     except shmring.Error:
         raise
     except TimeoutError as error:

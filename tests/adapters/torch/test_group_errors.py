@@ -210,7 +210,7 @@ def wait_in_vain(comm):
         else:
             comm.barrier()
             with pytest.raises(RuntimeError, match="waiting for send/recv from rank 0"):
-                group.monitored_barrier(datetime.timedelta(milliseconds=200))
+                group.monitored_barrier()  # rank 0 has given up, and has said so
             with pytest.raises(RuntimeError, match="waiting for send/recv from rank 0"):
                 group.monitored_barrier(datetime.timedelta(milliseconds=200))
         if comm.rank == 0:
@@ -335,3 +335,14 @@ def wait_for_the_options_timeout(comm, method):
 def test_the_timeout_in_the_options_of_a_call_counts(method):
     with Ranks(2) as ranks:
         assert ranks.meet()(wait_for_the_options_timeout, method) == [True] * 2
+
+
+def come_last_as_rank_0(comm):
+    with group_of(comm) as group:
+        if comm.rank == 0:
+            time.sleep(0.6)
+        group.monitored_barrier(datetime.timedelta(milliseconds=300))
+
+
+def test_the_timeout_of_a_monitored_barrier_begins_when_rank_0_comes(three):
+    three(come_last_as_rank_0)
