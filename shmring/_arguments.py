@@ -1,10 +1,10 @@
-"""Checks of arguments that are integers or lists. Any module may import them."""
+"""Checks of arguments that are integers, seconds or lists. Any module may import them."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import ItemsView, KeysView, Mapping, Set
-from typing import SupportsIndex
+from typing import SupportsFloat, SupportsIndex
 
 
 def integer(what: str, number: SupportsIndex) -> int:
@@ -13,6 +13,16 @@ def integer(what: str, number: SupportsIndex) -> int:
         return operator.index(number)
     except TypeError:
         raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+
+
+def seconds(what: str, number: SupportsFloat | SupportsIndex) -> float:
+    """Return a number of seconds as a float. TypeError if it is no number, also for a bool or a text."""
+    try:
+        if not isinstance(number, (bool, str, bytes, bytearray)):
+            return float(number)
+    except TypeError:
+        pass
+    raise TypeError(f"{what} is {number!r}; it must be a number of seconds, or None")
 
 
 def is_no_list(given: object) -> bool:

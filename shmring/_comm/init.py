@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from .._arguments import seconds
 from .._bootstrap.environment import ended_ranks_check
 from .._bootstrap.framed_socket import Check
 from .._bootstrap.join import World, world_from_environment
@@ -60,7 +61,7 @@ def init(
     1
     """
     settings = Settings.from_environment()
-    timeout_s = settings.timeout_s if timeout is None else float(timeout)
+    timeout_s = settings.timeout_s if timeout is None else seconds("timeout", timeout)
     if world is None:
         check = ended_ranks_check(settings)
         if rank is not None:

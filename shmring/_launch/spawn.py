@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
 from typing import Any, Literal, TypeVar, overload
 
-from .._arguments import is_no_list
+from .._arguments import is_no_list, seconds
 from .._bootstrap.join import World, check_nprocs, world
 from .._config.optional_deps import cloudpickle_if_installed
 from .._outcome import Failure, first_of, pickle_value
@@ -126,6 +126,7 @@ def spawn(
     nprocs = check_nprocs(nprocs)
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}; it must be callable as fn(comm, *args, **kwargs)")
+    timeout = None if timeout is None else seconds("timeout", timeout)
     if timeout is not None and not timeout > 0:
         raise ValueError(f"the timeout is {timeout!r}; it must be more than 0 seconds, or None")
     # An array is one argument, not one for each of its rows.

@@ -54,3 +54,10 @@ def test_wrong_values_change_nothing(wrong):
         with pytest.raises((TypeError, ValueError), match="timeout is"):
             comm.timeout_s = wrong
         assert comm.timeout_s == 9.0
+
+
+@pytest.mark.parametrize("wrong", [False, True, "1", b"1", [1]])
+def test_the_timeout_of_a_world_is_a_number(wrong):
+    for begin in (shmring.init, lambda timeout: shmring.spawn(print, 1, timeout=timeout)):
+        with pytest.raises(TypeError, match=r"timeout is .*number of seconds"):
+            begin(timeout=wrong)
