@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import shmring
@@ -13,7 +14,7 @@ import shmring
 from .._config.optional_deps import need
 from .._outcome import Failure
 from ._sharing import KEEP_NBYTES, LEAST_NBYTES, Loaded, reducer, submit_task
-from ._tasks import be_rank, first_cause, pack
+from ._tasks import be_rank, first_cause, pack, submitting
 
 __all__ = ["register_joblib", "run"]
 
@@ -74,9 +75,16 @@ def run(fn: Callable[..., Any], n_jobs: int, *args: Any, timeout: float | None =
     function = pack(fn)
     # Batches of one task, all dispatched at once: joblib runs the tasks of one batch one after another.
     parallel = joblib.Parallel(n_jobs=nprocs, batch_size=1, pre_dispatch="all")
-    outcomes = parallel(
-        joblib.delayed(be_rank)(function, world, rank, timeout, *args) for rank in range(nprocs)
-    )
+    with contextlib.ExitStack() as dispatch:
+        if nprocs > 1:  # joblib may run a single rank here, which may itself call this function
+            dispatch.enter_context(submitting())
+
+        def tasks() -> Iterator[Any]:
+            for rank in range(nprocs):
+                yield joblib.delayed(be_rank)(function, world, rank, timeout, *args)
+            dispatch.close()  # joblib asks for more tasks once it has dispatched these
+
+        outcomes = parallel(tasks())
     # joblib would raise the exception of any rank, not the first cause.
     failures = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
     if failures:

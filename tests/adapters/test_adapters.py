@@ -149,10 +149,29 @@ def test_pools(tmp_path, pool):
 JOBLIB = (
     CALLS
     + """
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
     import joblib
+    from joblib.externals.loky.reusable_executor import _ReusablePoolExecutor
     from shmring.adapters import joblib as adapter
 
+    def run_at_the_same_time():
+        submit = _ReusablePoolExecutor.submit
+
+        def submit_late(*task, **how):
+            time.sleep(0.02)  # the other threads submit meanwhile, if they may
+            return submit(*task, **how)
+
+        _ReusablePoolExecutor.submit = submit_late
+        with ThreadPoolExecutor(4) as callers:
+            runs = [callers.submit(adapter.run, total, 2, x, timeout=20) for x in range(3)]
+            runs.append(callers.submit(adapter.run, total, 3, 3, timeout=20))
+            assert [run.result() for run in runs] == [[1, 1], [3, 3], [5, 5], [12, 12, 12]]
+        _ReusablePoolExecutor.submit = submit
+
     if __name__ == "__main__":
+        run_at_the_same_time()
         for x in range(20):  # joblib would put quick tasks into one batch
             assert adapter.run(total, 3, x) == [3 + 3 * x] * 3
         with joblib.parallel_config("threading"):
