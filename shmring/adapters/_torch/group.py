@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Backend
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 from torch.utils import _pytree as pytree
@@ -143,6 +144,15 @@ def _refusing(kind: str, name: str | None = None) -> Callable[[_Method], _Method
     return decorate
 
 
+class _OneByOne(Backend):  # type: ignore[misc, unused-ignore]
+    """The answer to torch's C++, which asks a group's backend whether it combines messages into one call."""
+
+    supports_coalescing = False
+
+    def getBackendName(self) -> str:
+        return "shmring"
+
+
 class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     """One rank's membership in a process group; `comm` is its communicator."""
 
@@ -153,6 +163,9 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self, comm: shmring.Comm | NoMembers, store: dist.Store, timeout: datetime.timedelta
     ) -> None:
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
+        with contextlib.suppress(TypeError):  # before torch 2.14 Python cannot make a Backend
+            backend = _OneByOne(comm.rank, comm.size)
+            self._register_backend(_CPU, dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._first_store = store
         self._handle = new_handle()
         self._timeout_s = timeout.total_seconds()

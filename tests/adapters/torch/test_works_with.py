@@ -372,6 +372,20 @@ def test_functional_collectives(world_of):
         assert results[5][0].tolist() == ([100, 102] if rank == 0 else [108, 110])
 
 
+def exchange_in_one_call(rank):
+    given, taken, peer = torch.arange(4.0) + 10 * rank, torch.zeros(4), 1 - rank
+    ways, group = ["isend", "irecv"], dist.group.WORLD
+    results = funcol.batch_p2p_ops_inplace(ways, [peer, peer], [0, 0], [given, taken], group)
+    return [tensor + 0 for tensor in results], taken.tolist()
+
+
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="Python makes no Backend before torch 2.14")
+def test_functional_messages(world_of):
+    """torch.compile converts batch_isend_irecv to them."""
+    found = of_both(world_of(2), exchange_in_one_call)
+    assert [taken for _, taken in found] == [[10, 11, 12, 13], [0, 1, 2, 3]]
+
+
 def differentiate(rank):
     """Gradients that go back through collectives."""
     group, x = dist.group.WORLD, (torch.arange(4.0) + rank + 1).requires_grad_()
