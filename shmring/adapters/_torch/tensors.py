@@ -108,12 +108,13 @@ class Taken:
 
         So each tensor gets the result for its values before the call, as with gloo.
         """
-        memories, end = [self.changed(tensor) for tensor in tensors], 0
-        for number in sorted(range(len(memories)), key=lambda number: memories[number].address):
-            if memories[number].address < end:
+        memories = [self.changed(tensor) for tensor in tensors]
+        begins, end = [memory.address for memory in memories], 0
+        for number in sorted(range(len(memories)), key=begins.__getitem__):
+            if begins[number] < end:
                 memories[number] = self._on_stage(_behind(tensors[number]))
             else:
-                _, end = _span(memories[number])
+                end = begins[number] + memories[number].nbytes
         return memories
 
     def copy_back(self, tensor: torch.Tensor, stage: torch.Tensor) -> None:
