@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._arguments import seconds
 from .ops import Op
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Bucketer:
     ) -> None:
         if not nbytes > 0:
             raise ValueError(f"nbytes is {nbytes}; a bucket takes 1 byte or more")
-        if delay_s is not None and not delay_s > 0:
+        if delay_s is not None and not seconds("delay_s", delay_s) > 0:
             raise ValueError(f"delay_s is {delay_s}; it must be more than 0 seconds, or None")
         if op not in tuple(Op):
             raise ValueError(f"op is {op!r}; allowed: {', '.join(Op)}")
