@@ -1,8 +1,8 @@
 """Is this working tree slower than an older revision? python bench/regress.py BASE [--ratio 1.15]
 
-Builds BASE and the working tree beside each other, runs them in turn, and exits with 1 if the median of the
-paired ratios of any call and size is beyond the given one. Contains the building and the verdict; uses crew and
-interleave.
+Builds BASE and the working tree beside each other, runs them in turn, and exits with 1 if the median of
+the paired ratios of any call and size is beyond the given one. Contains the building and the verdict; uses
+crew and interleave.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ DEFAULT_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20]
 Key = tuple[str, int, str, str]  # call, bytes, variant, distance
 
 
+def key_of(sample: Sample) -> Key:
+    return sample.call, sample.nbytes, sample.variant, sample.distance
+
+
 def build(source: Path, target: Path) -> None:
     """Install the package of a source folder into a folder of its own."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps",
@@ -72,8 +76,7 @@ def paired_ratios(samples: Iterable[Sample]) -> dict[Key, list[float]]:
     by_round: dict[tuple[Key, int], dict[str, float]] = defaultdict(dict)
     for sample in samples:
         if sample.distance != "mixed":
-            key = (sample.call, sample.nbytes, sample.variant, sample.distance)
-            by_round[key, sample.round][sample.contestant] = sample.us
+            by_round[key_of(sample), sample.round][sample.contestant] = sample.us
     ratios: dict[Key, list[float]] = defaultdict(list)
     for (key, _), us in by_round.items():
         if len(us) == 2:
@@ -89,12 +92,12 @@ def table(samples: list[Sample], ratios: dict[Key, list[float]], limit: float) -
     rows = [["call", "bytes", "variant", "distance", "base µs", "work µs", "work / base", "rounds", ""]]
     slow = set(too_slow(ratios, limit))
     for key in sorted(ratios):
-        us = {name: statistics.median(sample.us for sample in samples if sample.contestant == name
-                                      and (sample.call, sample.nbytes, sample.variant, sample.distance) == key)
+        us = {name: statistics.median(sample.us for sample in samples
+                                      if sample.contestant == name and key_of(sample) == key)
               for name in ("base", "work")}
         call, nbytes, variant, distance = key
-        rows.append([call, format_bytes(nbytes), variant, distance, format_us(us["base"]), format_us(us["work"]),
-                     f"{statistics.median(ratios[key]):.3f}", str(len(ratios[key])),
+        rows.append([call, format_bytes(nbytes), variant, distance,
+                     format_us(us["base"]), format_us(us["work"]), f"{statistics.median(ratios[key]):.3f}", str(len(ratios[key])),
                      "TOO SLOW" if key in slow else ""])
     return aligned(rows)
 

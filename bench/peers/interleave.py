@@ -133,7 +133,8 @@ class Match:
             ranks=self.nprocs, round=round_number, nbytes=cell.nbytes, input=cell.input,
             contestant=entry.contestant, variant=entry.variant, us=statistics.median(repeats) - write_us,
             repeats_us=tuple(repeats), write_us=write_us, loops=loops,
-            round_trip_ns=(before_ns, after_ns), distance=distance(before_ns, after_ns), facts=facts, call=cell.call)
+            round_trip_ns=(before_ns, after_ns), distance=distance(before_ns, after_ns), facts=facts,
+            call=cell.call)
 
     def _warm_up(self, crew: Crew, entry: Entry, cell: Cell) -> int:
         """Call until everything is warm, and find the number of calls in a sample, which all rounds use."""
