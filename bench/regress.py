@@ -97,8 +97,8 @@ def table(samples: list[Sample], ratios: dict[Key, list[float]], limit: float) -
               for name in ("base", "work")}
         call, nbytes, variant, distance = key
         rows.append([call, format_bytes(nbytes), variant, distance,
-                     format_us(us["base"]), format_us(us["work"]), f"{statistics.median(ratios[key]):.3f}", str(len(ratios[key])),
-                     "TOO SLOW" if key in slow else ""])
+                     format_us(us["base"]), format_us(us["work"]), f"{statistics.median(ratios[key]):.3f}",
+                     str(len(ratios[key])), "TOO SLOW" if key in slow else ""])
     return aligned(rows)
 
 
@@ -146,7 +146,8 @@ def measure(builds: dict[str, Path], options: argparse.Namespace, library: Path 
     samples: list[Sample] = []
     with Progress("regress") as progress:
         variants = len(shmring().variants)
-        progress.total(LAUNCHES * options.rounds * len(options.calls) * len(options.sizes) * len(builds) * variants)
+        ncells = len(options.calls) * len(options.sizes)
+        progress.total(LAUNCHES * options.rounds * ncells * len(builds) * variants)
         for launch in range(LAUNCHES):
             rounds = range(launch * options.rounds, (launch + 1) * options.rounds)
             samples += play_launch(builds, rounds, options, library, progress)
