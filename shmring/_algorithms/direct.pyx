@@ -12,9 +12,10 @@ from .._core.group cimport (
     AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
     MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, TREE, Call, Cursor, Group, all_reached, begin_call,
     blocked_on, blocked_on_counter, counter, fingerprint_of, is_before, is_folded, is_moved, is_scan, is_sliced,
-    line_of, most_in_small, publish, publish_line, record_call, repeats_last, see_calls_before, takes, verify,
+    keeps_single, line_of, most_in_small, publish, publish_line, record_call, repeats_last, see_calls_before, takes,
+    verify,
 )
-from .._core.kernels cimport SR_BOOL, SR_LAND, sr_dtype_is_widened
+from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport (
     copy_from_far, fold_prefetching, goes_backwards, keeps_to_window, may_swap_places, pitch_of, place_of_result,
     place_of_slice, streams_out, streams_slots, window_nbytes_of, writes_back,
@@ -455,7 +456,7 @@ cdef void enter_alone(Group *g, Call *c) noexcept nogil:
 cdef int step_alone(Group *g, Call *c) noexcept nogil:
     if c.nbytes == 0 or c.kind == EXSCAN:
         return DONE
-    if is_folded(c) and (c.op >= SR_LAND or c.dtype == SR_BOOL):   # these change bits: a bool of 2 becomes 1
+    if is_folded(c) and not keeps_single(c):
         g.source[0] = c.x
         g.target[0] = c.out
         g.kernels.fold[c.dtype][c.op](g.target, 1, 0, g.source, 1, c.count, 1)

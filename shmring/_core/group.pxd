@@ -343,10 +343,14 @@ cdef inline bint is_folded(const Call *c) noexcept nogil:
     return is_sliced(c) or c.kind == REDUCE_SCATTER or is_scan(c)
 
 
-# True if a rank takes exactly the bits that another rank has. That includes the exscan of two ranks, if the op leaves
-# single values unchanged: logical ops do not, and a bool of 2 becomes 1.
+# True if the op leaves single values unchanged: logical ops do not, and a bool of 2 becomes 1.
+cdef inline bint keeps_single(const Call *c) noexcept nogil:
+    return c.op < SR_LAND and c.dtype != SR_BOOL
+
+
+# True if a rank takes exactly the bits that another rank has. That includes most exscans of two ranks.
 cdef inline bint is_moved(const Group *g, const Call *c) noexcept nogil:
-    return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and c.op < SR_LAND and c.dtype != SR_BOOL)
+    return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and keeps_single(c))
 
 
 # True if other ranks need data of this rank's x.

@@ -4,7 +4,9 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
-from .group cimport PROGRESSED, Call, Cursor, Group, begin_call, blocked_on, counter, is_before, publish, publish_line
+from .group cimport (
+    PROGRESSED, Call, Cursor, Group, begin_call, blocked_on, counter, is_before, keeps_single, publish, publish_line,
+)
 from .kernels cimport SR_AVG, SR_SUM
 from .segment cimport SR_BEFORE_RELEASE, SR_COPIED, SR_FAULT, SR_LINE, sr_flag_load, sr_flag_reached
 
@@ -88,7 +90,12 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
 cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_t stream, size_t count,
                           bint last) noexcept nogil:
     cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
-    if count > 0:
+    cdef int i
+    if nsources == 1 and op != SR_AVG and keeps_single(c):
+        for i in range(ntargets):
+            if g.target[i] != g.source[0]:
+                g.kernels.copy(g.target[i], g.source[0], count * c.itemsize, stream >> i & 1)
+    elif count > 0:
         g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, g.size)
 
 

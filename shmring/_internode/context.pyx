@@ -13,11 +13,10 @@ from libc.string cimport memset
 from .._algorithms.direct cimport choose_pipeline
 from .._core.group cimport (
     ACROSS, BARRIER, BLOCKED, DONE, LOST, MISMATCHED, PROGRESSED, REMOTE_MISMATCH, Awaited, Call, Group, Piece,
-    blocked_on, count_path, fingerprint_of, is_before, is_joined, is_split, line_of, verify,
+    blocked_on, count_path, fingerprint_of, is_before, is_joined, is_split, keeps_single, line_of, verify,
 )
 from .._core.kernels cimport (
-    SR_AVG, SR_BOOL, SR_DTYPES, SR_F32, SR_LAND, SR_PROD, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened,
-    sr_encoded_nbytes,
+    SR_AVG, SR_DTYPES, SR_F32, SR_PROD, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened, sr_encoded_nbytes,
 )
 from .._core.segment cimport SR_CACHE_LINE, sr_flag, sr_flag_load, sr_flag_reached
 from .._core.trace cimport step_call
@@ -380,7 +379,7 @@ cdef void choose_partials(InterNode *inter, Call *c, int wire) noexcept nogil:
 # True if x itself is the partial result of this host: the host has one rank, and folding a single value does not change
 # it, as logical operations do.
 cdef bint is_partial_itself(Group *g, Call *c) noexcept nogil:
-    return g.size == 1 and c.op < SR_LAND and c.dtype != SR_BOOL and inter_of(g).dtype == c.dtype
+    return g.size == 1 and keeps_single(c) and inter_of(g).dtype == c.dtype
 
 
 # Return the elements of x in the dtype of partial results: x itself, or widened in `wide`.
