@@ -273,7 +273,8 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
  * has no instruction for that. */
 #define SR_UNFUSED(function) function##_avx2
 /* On Zen 4, half lines are up to 12 % faster from L3 and memory than whole lines, and equally fast from L1 and L2
- * (bench/engine/bench_kernels.py --isa avx512,avx2). */
+ * (bench/engine/bench_kernels.py --isa avx512,avx2). On a Xeon this holds for two sources only: with one or three, half
+ * lines take twice as long from L2. */
 #define SR_OTHER(function) function##_avx2
 #include "loop.h"
 

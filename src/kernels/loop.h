@@ -222,11 +222,9 @@ SR_INLINE size_t SR_OF_ISA(sr_few)(const struct sr_work w, const struct sr_item 
             else if (is_two)                                                                                 \
                 done = SR_OF_ISA(tag##_two)(w);                                                              \
             else if (SR_SHAPES && !IS_LOADED && nall > 2 && nall <= SR_FUSED_SOURCES)                        \
-                done = SR_OTHER(tag##_few)(w);                                                               \
-            else if (is_widened)                                                                             \
-                done = SR_OF_ISA(tag##_any)(w);                                                              \
+                done = SR_OF_ISA(tag##_few)(w);                                                              \
             else                                                                                             \
-                done = SR_OTHER(tag##_any)(w);                                                               \
+                done = SR_OF_ISA(tag##_any)(w);                                                              \
         }                                                                                                    \
         if (done < w->count) SR_OTHER(tag##_remainder)(w, done);                                             \
     }
