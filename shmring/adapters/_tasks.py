@@ -130,7 +130,7 @@ def collect(
                 rank, outcome = outcomes.get(timeout=_POLL_S)
             except queue.Empty:
                 for rank in waiting.keys() & set(lost()):
-                    outcomes.put((rank, ended(rank, places[rank])))
+                    outcomes.put((rank, _ended(rank, places[rank])))
                     waiting[rank].cancel()
                 continue
             if waiting.pop(rank, None) is None:  # the second outcome of a lost rank: its task was cancelled
@@ -159,7 +159,7 @@ def _put_outcome(outcomes: queue.SimpleQueue[tuple[int, Any]], rank: int, future
     outcomes.put((rank, outcome))
 
 
-def ended(rank: int, place: str) -> Failure:
+def _ended(rank: int, place: str) -> Failure:
     error = shmring.RankFailed(f"rank {rank} ended: {place} is gone", rank=rank, cause=f"{place} is gone")
     return Failure.of(error, rank)
 

@@ -14,7 +14,7 @@ import shmring
 
 from .._config.optional_deps import need
 from .._config.settings import address_text
-from ._tasks import be_rank, check_wanted, collect, ended, free_port, pack, submitting
+from ._tasks import be_rank, check_wanted, collect, free_port, pack, submitting
 
 __all__ = ["register_sharing", "run"]
 
@@ -82,12 +82,10 @@ def run(
     if port is not None or len(set(hosts)) > 1:
         address = address_text(hosts[0], _port_on(client, ranks[0]) if port is None else operator.index(port))
     world = shmring.world(len(ranks), address=address)
-    ids = client.run(_id_of, workers=ranks, on_error="ignore")  # some may be gone already
     with submitting():
         futures = [
             client.submit(
                 _be_rank,
-                ids.get(worker),
                 function,
                 world,
                 rank,
@@ -109,16 +107,10 @@ def run(
     return collect(futures, [f"worker {worker}" for worker in ranks], lost)
 
 
-def _id_of(dask_worker: Any) -> str:
-    return str(dask_worker.id)
-
-
-def _be_rank(worker_id: str | None, *task: Any) -> Any:
+def _be_rank(*task: Any) -> Any:
     from distributed import get_worker
 
     worker = get_worker()
-    if worker.id != worker_id:  # Dask repeats the task of a lost worker on a new one at its address
-        return ended(task[2], f"worker {worker.address}")
     key = worker.get_current_task()
 
     def is_cancelled() -> bool:
