@@ -346,7 +346,7 @@ struct sr_tuning {
     uint64_t zero_copy_stream_nbytes; /* shared results out of place from here on bypass the cache */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
-    uint64_t single_copy_measured;    /* 1: where the path can be measured, rank 0 chooses it by its measurements */
+    uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd */
     uint64_t single_copy_nbytes;      /* elsewhere: pieces from here on are read from private memory, ... */
     uint64_t single_copy_scatter_nbytes; /* ... in a scatter: the length of all pieces together, ... */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */

@@ -6,7 +6,7 @@ group            one communicator (Group), one collective in progress (Call), th
 
 staging          chunks and slots in the staging buffer, and the credit for them
 placement        the policy for caches: which slot, which order, what is streamed or prefetched
-descriptor       places of the arrays and rank 0's announcements, in a call line; uses:
+descriptor       places of the arrays, distance and next path, in a call line; uses:
   |-- core_distance    measures whether the ranks' cores are near or far
   |-- path_choice      measures whether to read data in place or through slots, and chooses
   |-- single_copy      decides whether private arrays are read through the kernel

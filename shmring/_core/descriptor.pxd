@@ -1,5 +1,5 @@
-# The descriptors in the call lines of all but tiny calls: the places of the arrays, and what rank 0 announces about the
-# distance and the path of the next call.
+# The descriptors in the call lines of all but tiny calls: the places of the arrays, the distance that rank 0 announces,
+# and the path of the next call.
 
 from libc.stdint cimport uint32_t, uintptr_t
 

@@ -82,21 +82,22 @@ cdef inline bint next_path(const Choice *choice) noexcept nogil:
     return choice.best != choice.is_trial
 
 
-# The chooser: begin to measure a class: shared arrays are first read in place, private ones are not.
+# On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.
 cdef inline void begin_choice(Choice *choice, bint shared) noexcept nogil:
     choice.used = True
     choice.best = choice.in_place = shared
     choice.interval = FIRST_SHARED_CALLS if shared else WINDOW_CALLS
 
 
-# The chooser: True if the call, which has not begun, is to be timed.
+# The chooser: True if the call, which has not begun, is to be timed. The last window before a trial always is.
 cdef inline bint is_timed(const Choice *choice, const Call *c) noexcept nogil:
-    return choice.is_trial or c.nbytes >= ALWAYS_TIMED_NBYTES or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS
+    return (choice.is_trial or c.nbytes >= ALWAYS_TIMED_NBYTES or choice.count + WINDOW_CALLS >= choice.interval
+            or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS)
 
 
-# The chooser: note the time of a call. To it belongs the time since the call before, since a rank writes its array more
-# slowly after other ranks have read it in place. Of a long one, most is the program's and says nothing about the path.
-# Times are in picoseconds a byte, since the calls of a class differ in length.
+# The chooser: note the time of a call. It includes the gap since the last call of its class, since a rank writes its
+# array more slowly after other ranks have read it in place. Most of a long gap says nothing about the path. Times are
+# in picoseconds a byte, since the calls of a class differ in length.
 #
 # Keep the time of the fastest call, since other processes disturb it least. Keep the mean if ranks share CPUs, since
 # the number of switches between ranks depends on the path, and if this rank alone gives data, since it may be ahead of

@@ -86,7 +86,8 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
 
 # ---- algorithms that the caller has named ----------------------------------------------------------------------
 
-# One of several successive folds of the same data. For an average, all folds but the last only sum.
+# One of several successive folds of the same data. For an average, all folds but the last only sum. The data of a
+# single rank are copied.
 cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_t stream, size_t count,
                           bint last) noexcept nogil:
     cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op

@@ -8,7 +8,6 @@ from typing import Any
 
 import shmring
 
-from .._arguments import seconds
 from .._config.optional_deps import need
 from .._config.settings import address_text
 from ._tasks import check_wanted, collect, free_port
@@ -53,7 +52,7 @@ def world(actors: Sequence[Any], *, port: int | None = None, timeout: float = 60
         world = shmring_ray.world(actors)
         ray.get([actor.start.remote(world, rank) for rank, actor in enumerate(actors)])
     """
-    places = _places(actors, seconds("timeout", timeout))
+    places = _places(actors, timeout)
     address = None
     if port is not None or len({node for node, _, _ in places}) > 1:
         _, host, free = places[0]

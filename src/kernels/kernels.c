@@ -272,9 +272,9 @@ static inline void sr_copy_string(void *dst, const void *src, size_t nbytes) {
 /* GCC 12 fuses the alternating differences and sums of a complex product even with -ffp-contract=off. AVX2 without FMA
  * has no instruction for that. */
 #define SR_UNFUSED(function) function##_avx2
-/* On Zen 4, half lines are up to 12 % faster from L3 and memory than whole lines, and equally fast from L1 and L2
- * (bench/engine/bench_kernels.py --isa avx512,avx2). On a Xeon this holds for two sources only: with one or three, half
- * lines take twice as long from L2. */
+/* Folds of two sources, and remainders, go by half lines: on Zen 4 these are up to 12 % faster from L3 and memory than
+ * whole lines, and equally fast from L1 and L2 (bench/engine/bench_kernels.py --isa avx512,avx2). On a Xeon, half lines
+ * take twice as long from L2 with one source or three. */
 #define SR_OTHER(function) function##_avx2
 #include "loop.h"
 

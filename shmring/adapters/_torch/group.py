@@ -163,8 +163,11 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         self, comm: shmring.Comm | NoMembers, store: dist.Store, timeout: datetime.timedelta
     ) -> None:
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
-        with contextlib.suppress(TypeError):  # before torch 2.14 Python cannot make a Backend
+        try:
             backend = _OneByOne(comm.rank, comm.size)
+        except TypeError:
+            pass  # before torch 2.14 Python cannot make a Backend
+        else:
             self._register_backend(_CPU, dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._first_store = store
         self._handle = new_handle()
