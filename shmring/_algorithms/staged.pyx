@@ -13,7 +13,7 @@ from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
     SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
     blocked_on, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan, is_sliced,
-    is_split, keeps_single, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last,
+    is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last,
     runs_here, see_calls_before, shared_address, takes,
 )
 from .._core.placement cimport (
@@ -28,7 +28,7 @@ from .._core.segment cimport (
 )
 from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport (
-    blocked_on_credit, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
+    blocked_on_credit, fold_sources, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
 )
 
 
@@ -101,12 +101,8 @@ cdef void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept 
     cdef size_t part = part_of(c.given, g.rank, offset, nbytes)
     g.source[g.rank] = piece_for(c, g.rank) + offset
     g.target[0] = c.out + offset
-    if nsources == 1 and keeps_single(c):   # in a scan
-        if g.target[0] != g.source[0]:
-            g.kernels.copy(g.target[0], g.source[0], part, streams_out(g, c))
-    elif nsources > 0:
-        g.kernels.fold[c.dtype][c.op](g.target, 1, streams_out(g, c), g.source, nsources, part // c.itemsize,
-                                      <uint32_t> nsources)
+    if nsources > 0:
+        fold_sources(g, c, c.op, nsources, 1, streams_out(g, c), part // c.itemsize, <uint32_t> nsources)
 
 
 cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:

@@ -84,20 +84,26 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
     publish(g, SR_COPIED, position)
 
 
-# ---- algorithms that the caller has named ----------------------------------------------------------------------
-
-# One of several successive folds of the same data. For an average, all folds but the last only sum. The data of a
-# single rank are copied.
-cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_t stream, size_t count,
-                          bint last) noexcept nogil:
-    cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
+# Fold the items of the sources into every target. The data of a single source are copied, unless the op changes them:
+# the loop for one source is slow, and in place there is nothing to do. parameter: as for kernels.fold.
+cdef inline void fold_sources(Group *g, Call *c, int op, int nsources, int ntargets, uint32_t stream, size_t count,
+                              uint32_t parameter) noexcept nogil:
     cdef int i
-    if nsources == 1 and op != SR_AVG and keeps_single(c):
+    if nsources == 1 and keeps_single(c) and (op != SR_AVG or parameter == 1):
         for i in range(ntargets):
             if g.target[i] != g.source[0]:
                 g.kernels.copy(g.target[i], g.source[0], count * c.itemsize, stream >> i & 1)
     elif count > 0:
-        g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, g.size)
+        g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, parameter)
+
+
+# ---- algorithms that the caller has named ----------------------------------------------------------------------
+
+# One of several successive folds of the same data. For an average, all folds but the last only sum.
+cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_t stream, size_t count,
+                          bint last) noexcept nogil:
+    cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
+    fold_sources(g, c, op, nsources, ntargets, stream, count, g.size)
 
 
 # Begin a call of an algorithm that the caller has named.
