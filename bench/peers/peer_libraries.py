@@ -6,6 +6,7 @@ joins, that one library.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,25 @@ from bench.common.calls import (
     object_with,
     wrong_elements,
 )
+
+HUGE_NBYTES = 2 << 20
+MALLOC_OFFSET = 16  # of an array in the pages that malloc maps for it
+
+
+def private_array(count: int, dtype: np.dtype[Any], offset: int = MALLOC_OFFSET) -> Array:
+    """Return zeros in private memory, with the same kind of pages and the same alignment in every process.
+
+    Huge pages, so that an array is contiguous in physical memory, by which caches are indexed: on pages of
+    4 KiB, whether arrays of about half a cache displace each other is a matter of luck. np.empty gives huge
+    pages from 4 MiB on, as many as the address allows, and else what the process has freed before.
+    """
+    nbytes = count * dtype.itemsize + 2 * HUGE_NBYTES
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    begin = -np.frombuffer(pages, "u1").ctypes.data % HUGE_NBYTES + offset
+    array: Array = np.frombuffer(pages, dtype, count, begin)
+    array.fill(0)
+    return array
 
 
 @dataclass
@@ -58,9 +78,9 @@ class Job:
         return counts_of(self.call, self.count, size)
 
     def private(self, size: int) -> tuple[Array, Array]:
-        """Return x and y in ordinary memory."""
+        """Return x and y in private memory."""
         x_count, y_count = self.counts(size)
-        return np.empty(x_count, self.dtype), np.empty(y_count, self.dtype)
+        return private_array(x_count, self.dtype), private_array(y_count, self.dtype)
 
 
 @dataclass
@@ -203,7 +223,7 @@ class Mpi(Library):
         if call == PING_PONG:
             return ping_pong(comm.Send, comm.Recv, x, y, self.seat.rank)
         if call == STREAM:
-            rooms = [np.empty_like(y) for _ in range(WINDOW)]
+            rooms = [private_array(len(y), y.dtype) for _ in range(WINDOW)]
             return stream(comm.Isend, comm.Irecv, comm.Send, comm.Recv, x, rooms, self.seat.rank)
         if call == OBJECT_PING_PONG:
             return object_ping_pong(comm.send, partial(comm.recv, None), x, self.seat.rank)
@@ -291,7 +311,7 @@ class Shmring(Library):
         if job.call == PING_PONG:
             return ping_pong(self.comm.send, self.comm.recv, x, y, self.seat.rank)
         if job.call == STREAM:
-            make = self.comm.empty if job.variant == "zero-copy" else np.empty
+            make = self.comm.empty if job.variant == "zero-copy" else private_array
             rooms = [make(len(y), y.dtype) for _ in range(WINDOW)]
             return stream(self.comm.isend, self.comm.irecv, self.comm.send, self.comm.recv, x, rooms,
                           self.seat.rank)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import mmap
 import os
 import platform
 import socket
@@ -25,9 +24,9 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # the checkout: for bench
 
-from bench.common.calls import Array, fill_pattern
+from bench.common.calls import fill_pattern
 from bench.internode.internode_libraries import INTERNODE_LIBRARIES
-from bench.peers.peer_libraries import LIBRARIES, Job, Library, Seat
+from bench.peers.peer_libraries import LIBRARIES, Job, Library, Seat, private_array
 from bench.torch.torch_libraries import TORCH_LIBRARIES
 
 clock = time.perf_counter_ns  # on Linux CLOCK_MONOTONIC, the same in every process
@@ -119,7 +118,7 @@ class CopyTurn:
         self.streaming = job.variant == "streaming"
         if self.streaming and not (self.c.probe_can_stream() and self.nbytes % 64 == 0):
             raise RuntimeError("no streaming copy on this CPU or of this size")
-        self.src, self.dst = (_pages(self.nbytes) for _ in range(2))
+        self.src, self.dst = (private_array(self.nbytes // 4, np.dtype("f4"), offset=0) for _ in range(2))
         fill_pattern(self.src, 1)
 
     def _timed(self, function: Any, *arguments: int) -> tuple[int, int]:
@@ -140,16 +139,6 @@ class CopyTurn:
 
     def release(self) -> None:
         pass
-
-
-def _pages(nbytes: int) -> Array:
-    """Return private memory on its own pages, huge pages if the system gives them on request, as numpy does.
-    """
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(pages, "f4")
-    array.fill(0)
-    return array
 
 
 class Rank:
