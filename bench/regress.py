@@ -130,11 +130,12 @@ def play_launch(builds: dict[str, Path], rounds: range, options: argparse.Namesp
             crews[name] = stack.enter_context(Crew(shmring(name, path), options.ranks, cpus, library))
             check_build(crews[name], path)
         match = Match(crews, Probe(library), progress.say)
+        cells = [Cell(nbytes, False, call) for call in options.calls for nbytes in options.sizes]
+        progress.total(LAUNCHES * options.rounds * sum(len(match.entries(cell)) for cell in cells))
         for round_number in rounds:
-            for call in options.calls:
-                for nbytes in options.sizes:
-                    for sample in match.play_block(round_number, Cell(nbytes, False, call)):
-                        progress.advance(1, sample.round_trip_ns[1])
+            for cell in cells:
+                for sample in match.play_block(round_number, cell):
+                    progress.advance(1, sample.round_trip_ns[1])
         if match.problems:
             raise SystemExit("\n".join(match.problems))
         return match.samples
@@ -145,9 +146,6 @@ def measure(builds: dict[str, Path], options: argparse.Namespace, library: Path 
     it runs."""
     samples: list[Sample] = []
     with Progress("regress") as progress:
-        variants = len(shmring().variants)
-        ncells = len(options.calls) * len(options.sizes)
-        progress.total(LAUNCHES * options.rounds * ncells * len(builds) * variants)
         for launch in range(LAUNCHES):
             rounds = range(launch * options.rounds, (launch + 1) * options.rounds)
             samples += play_launch(builds, rounds, options, library, progress)

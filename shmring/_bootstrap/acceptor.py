@@ -52,7 +52,7 @@ class _PendingPeer:
 class Acceptor:
     """Accept connections, and pass those of proven ranks to `take_in`.
 
-    `take_in` raises Refused to close one connection, or an Error to end the start. That rank is sent either.
+    `take_in` raises Refused to close one connection, or an Error to end the start. That rank gets the text.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from .. import __version__
 from .._system.deadline import Deadline
 from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
@@ -101,20 +102,23 @@ class Connector:
 
     def _await_challenge(self, sock: FramedSocket) -> Challenge | None:
         """Return the peer's challenge; None if it closed the connection."""
-        packet = b""
         try:
-            answer = self._request.await_frame(sock, handshake.UNPROVEN_NBYTES)
-            if answer is None:
+            packet = self._request.await_frame(sock, handshake.UNPROVEN_NBYTES)
+            if packet is None:
                 raise self._never_came()
-            packet = answer
             return Challenge.unpack(packet) if packet else None
         except BadFrame as error:
-            other_version = error.version_differs or packet == handshake.MAGIC
-            raise Error(self._wrong_answer(error, other_version), rank=self._peer) from error
+            if error.version_differs:
+                text = (
+                    f"rank {self._peer} runs another version of shmring than rank {self._request.rank} "
+                    f"({__version__}): install the same one for all ranks"
+                )
+            else:
+                text = self._wrong_answer(error)
+            raise Error(text, rank=self._peer) from error
 
-    def _wrong_answer(self, error: BadFrame, other_version: bool) -> str:
-        if other_version:
-            return f"rank {self._peer} runs another version of shmring: install the same one for all ranks"
+    def _wrong_answer(self, error: BadFrame) -> str:
+        """Return the text about a peer whose answer is no frame."""
         return f"rank {self._peer} sent {error}"
 
     def _await_verdict_frame(self, sock: FramedSocket) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._config.settings import MAX_RANKS, Settings, whole_number
+from .._system import procfs
 from ..errors import RankFailed
 from .framed_socket import Check
 from .world import nothing_to_check
@@ -167,22 +168,11 @@ def _name(launcher: str, environ: Mapping[str, str], variables: tuple[str, ...])
 
 def _ancestor(process_name: str) -> str:
     """Return pid and start time of the nearest ancestor of that name, else of the parent. Pids are reused."""
-    parent = pid = os.getppid()
+    found = pid = os.getppid()
     while pid > 1:
-        name, grandparent, started = _process(pid)
+        name, parent = procfs.name_and_parent(pid)
         if name == process_name:
-            return f"{pid} {started}"
-        pid = grandparent
-    return f"{parent} {_process(parent)[2]}"
-
-
-def _process(pid: int) -> tuple[str, int, int]:
-    """Return (name, parent's pid, start time in ticks since boot); ("", 0, 0) if it is not visible."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return "", 0, 0
-    name, _, rest = text.partition(b"(")[2].rpartition(b")")
-    fields = rest.split()
-    return name.decode("utf-8", "replace"), int(fields[1]), int(fields[19])
+            found = pid
+            break
+        pid = parent
+    return f"{found} {procfs.start_time(found)}"

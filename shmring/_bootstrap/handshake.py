@@ -6,13 +6,17 @@ fixed layout, of at most 256 bytes until both sides have proven that they hold t
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
 
+from .. import __version__
 from ..errors import Aborted, Closed, Error, Mismatch, OutOfMemory, RankFailed, Timeout
 
-MAGIC = b"shmring\x03"  # the last byte is the version of the protocol
+# The beginning of every frame. Ranks of different versions refuse each other even if their frames are alike:
+# they may choose different paths for a call, and they may lay out a segment differently.
+MAGIC = b"shmr" + hashlib.sha256(f"shmring {__version__}".encode()).digest()[:4]
 NONCE_NBYTES = 32
 IDENTITY_NBYTES = 64
 TAG_NBYTES = 16
@@ -33,7 +37,7 @@ _TRANSCRIPT = struct.Struct(f"!8s8s8sIIII{TAG_NBYTES}s{IDENTITY_NBYTES}s{NONCE_N
 _TEXT_NBYTES = 1024
 _UNKNOWN = -1
 
-# An error is sent as its index in this tuple: append, never reorder.
+# An error is sent as its index in this tuple.
 _ERRORS: tuple[type[Error], ...] = (Error, RankFailed, Timeout, Mismatch, Aborted, Closed, OutOfMemory)
 
 
@@ -41,8 +45,11 @@ class BadFrame(Exception):
     """A packet is invalid. `version_differs`: it is a frame of another version."""
 
     def __init__(self, packet: bytes, what: str = "") -> None:
+        magic = packet[: len(MAGIC)]
+        self.version_differs = len(magic) == len(MAGIC) and magic[:4] == MAGIC[:4] and magic != MAGIC
+        if self.version_differs:
+            what = "a frame of another version of shmring"
         super().__init__(what or f"{len(packet)} bytes that are not a frame of this protocol")
-        self.version_differs = packet[:7] == MAGIC[:7] and packet[7:8] != MAGIC[7:]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass, field
 
 from .._system.limits import NO_DESCRIPTOR, explain
-from ..errors import Error, Timeout
+from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
 from .acceptor import Acceptor, Refused
 from .connector import Connector
@@ -102,7 +102,7 @@ class _MeshConnector(Connector):
 
     def _never_came(self) -> Timeout:
         why = f"no answer within {self._request.timeout_s:g} s"
-        return Timeout(self._unreachable(why), rank=self._peer)
+        return Timeout(f"{self._unreachable(why)}; {WAIT_LONGER}", rank=self._peer)
 
     def _unreachable(self, why: str) -> str:
         host, port = self._where[:2]
@@ -157,5 +157,5 @@ class _MeshAcceptor:
     def _late(self) -> Timeout:
         missing = sorted({rank for rank, _ in self._awaited})
         what = f"{named(missing)} did not connect to rank {self._request.rank}"
-        text = f"{what} within {self._request.timeout_s:g} s{self._acceptor.hints()}"
+        text = f"{what} within {self._request.timeout_s:g} s{self._acceptor.hints()}; {WAIT_LONGER}"
         return Timeout(text, rank=missing[0])

@@ -228,9 +228,7 @@ class _TcpConnector(Connector):
         kind = self._unpack(packet)
         raise Error(f"rank 0 sent a frame of kind {kind}, which was not expected", rank=0)
 
-    def _wrong_answer(self, error: BadFrame, other_version: bool) -> str:
-        if other_version:
-            return super()._wrong_answer(error, other_version)
+    def _wrong_answer(self, error: BadFrame) -> str:
         return (
             f"what answers at {self._address} is not rank 0 of this world (it sent {error}): if another "
             f"program listens there, {_OTHER_PORT}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-CAPACITY = 1 << 16  # slices kept for a rank, 96 bytes each; a power of two
+CAPACITY = 1 << 16  # slices kept for a rank, 104 bytes each; a power of two
 LOCKED_S = 10.0  # other ranks may hold the lock for this long
 
 _END = b"\n]}\n"

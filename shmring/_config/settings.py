@@ -25,7 +25,7 @@ REPLACED = ("gloo",)  # backends of torch.distributed
 ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
 MIN_KEY_CHARACTERS = 16
 MAX_RANKS = 4096  # SR_MAX_RANKS
-CACHE_LINE_NBYTES = 64
+CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE of src/layout.h
 DEFAULT_PORT = 21717  # below the ports that kernels assign to outgoing connections
 _LINK_LOCAL = re.compile(r"^(\[?fe80:[^]%]*:[^]%]*)(%[^]]*)?", re.IGNORECASE)
 
@@ -336,10 +336,12 @@ def _key(environ: Mapping[str, str]) -> bytes | None:
 def _read_key_file(path: str) -> str:
     # Check the open file: after a check by path, another file could replace it. Symbolic links are allowed,
     # as Kubernetes volumes use them. O_NONBLOCK: opening a pipe would wait for its writer.
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-            status = os.fstat(fd)
+        with open(path, encoding="utf-8", errors="surrogateescape", opener=opener) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
                 raise ValueError(
                     f"SHMRING_KEY_FILE is {path!r} with mode {stat.S_IMODE(status.st_mode):04o} and owner "

@@ -1,7 +1,7 @@
 """The sizes from which one method is faster than another, and the wait policy.
 
 Every figure names the benchmark that chose it. `python -m shmring.tools.tune` measures most of them on a
-machine; if rank 0 has such a table, all ranks use it.
+machine; if rank 0 of a host has such a table, all ranks of the host use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 from . import tuning_table
-from .settings import LEAST_SINGLE_COPY_NBYTES, Settings
+from .settings import CACHE_LINE_NBYTES, LEAST_SINGLE_COPY_NBYTES, Settings
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -18,7 +18,6 @@ NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the sam
 PAGE_NBYTES = 4096
 CACHED_SLOTS = 4  # WINDOW_SLOTS of placement.pxd: the slots of a large reduction that stays in the cache
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: the alignment of slots
-CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE: the bytes of a slot beyond its chunk
 
 # Measured with 2 and 4 ranks on 2 cores of a Zen 4 EPYC: each number by the loads of its question in
 # shmring.tools.tune, or by the benchmark beside it.
@@ -37,7 +36,7 @@ DEFAULTS: dict[str, int] = {
     "zero_copy_stream_nbytes": 16 * MIB,
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,  # bench/peers/peers.py: a reading of the clock is not seen from here on
-    "single_copy_measured": 1,  # bench/peers/matrix.py, calls that move data, also shared arrays
+    "single_copy_measured": 1,  # bench/peers/matrix.py, calls that move data; 0: shared arrays in place
     "single_copy_nbytes": NEVER,  # bench/peers/peers.py --call all_to_all --input both
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,  # as single_copy_nbytes
@@ -173,7 +172,9 @@ def _measured_table(asked: str, nranks: int) -> tuning_table.Table:
 def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
     """Return the table with the chunk, the depth, the path and the single copy of the settings.
 
-    SHMRING_CHUNK turns single copies off, since it is about data in slots.
+    With SHMRING_CHUNK, SHMRING_PATH or SHMRING_SINGLE_COPY no path is measured (path_choice.pxd), so shared
+    arrays are always read in place. The first two also turn single copies off, except with
+    SHMRING_PATH=single_copy.
     """
     forced = settings.single_copy_nbytes
     if forced is None and (settings.path != "auto" or settings.chunk_nbytes is not None):
@@ -222,6 +223,7 @@ def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
 
 
 def _slot_nbytes(chunk_nbytes: int) -> int:
+    # Data begin less than a cache line after their slot: `skew` of src/layout.h.
     return -(-(chunk_nbytes + CACHE_LINE_NBYTES) // LINE_NBYTES) * LINE_NBYTES
 
 
@@ -240,26 +242,25 @@ def wait_policy(nranks: int, *, oversubscribed: bool, one_group: bool) -> dict[s
     `one_group`: the scheduler accounts the ranks' time together. If not, for example because each rank has a
     session of its own (torchrun), a yielding rank gets as much time as a working rank, so it sleeps sooner.
     """
+    both: dict[str, int] = {
+        "sleep_ns": 5_000_000,  # the interval of signal checks, so that both are one wake-up
+        "poll_ns": 50_000,
+        "oversubscribed": oversubscribed,
+    }
     if not oversubscribed:
-        return {
+        return both | {
             "pauses": 1500,
             "brief_pauses": 60,
             "brief_yields": 0,
             "yield_ns": 200_000,
-            "sleep_ns": 5_000_000,  # the interval of signal checks, so that both are one wake-up
-            "poll_ns": 50_000,
             "ping_interval_ns": 20_000_000 * (nranks - 1),
             "zero_copy_nbytes": 0,
-            "oversubscribed": False,
         }
-    return {
+    return both | {
         "pauses": 60,
         "brief_pauses": 100,
         "brief_yields": 4,
         "yield_ns": 1_000_000 if one_group else 20_000,
-        "sleep_ns": 5_000_000,  # the interval of signal checks, so that both are one wake-up
-        "poll_ns": 50_000,
         "ping_interval_ns": 5_000_000_000,
         "zero_copy_nbytes": OVERSUBSCRIBED_ZERO_COPY_NBYTES,
-        "oversubscribed": True,
     }

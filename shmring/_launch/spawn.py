@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from .._arguments import is_no_list, seconds
 from .._bootstrap.join import World, check_nprocs, world
+from .._bootstrap.world import named
 from .._config.optional_deps import cloudpickle_if_installed
 from .._outcome import Failure, first_of, pickle_value
 from .._system.deadline import Deadline
@@ -591,10 +592,9 @@ class _Launch:
 
     def _out_of_time(self) -> None:
         late = [rank.rank for rank in self._ranks if not rank.settled]
-        names = ", ".join(map(str, late[:8])) + (" and more" if len(late) > 8 else "")
         error = Timeout(
-            f"rank{'s' if len(late) > 1 else ''} {names} of {len(self._ranks)} did not finish within "
-            f"{self._timeout_s:g} s and {'were' if len(late) > 1 else 'was'} stopped",
+            f"{named(late)} of {len(self._ranks)} did not finish within {self._timeout_s:g} s and "
+            f"{'were' if len(late) > 1 else 'was'} stopped",
             rank=late[0],
         )
         for rank in late:

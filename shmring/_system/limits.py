@@ -190,7 +190,7 @@ def _cgroup_directories(controller: str) -> tuple[int, list[str]]:
     # the container's cgroup; strip that root to get the path below the mount point.
     below = path[len(root.rstrip("/")) :] if path.startswith(root) else ""
     own = os.path.normpath(top + "/" + below)
-    if not own.startswith(top) or not os.path.isdir(own):
+    if os.path.commonpath((own, top)) != top or not os.path.isdir(own):
         own = top
     directories = [own]
     while own != top:

@@ -52,6 +52,12 @@ def start_time(pid: int) -> int:
     return int(fields[19]) if fields else 0
 
 
+def name_and_parent(pid: int) -> tuple[str, int]:
+    """Return the name of a process, and the pid of its parent; ("", 0) if /proc hides it."""
+    name, _, fields = _stat_text(pid).partition(b"(")[2].rpartition(b")")
+    return name.decode("utf-8", "replace"), int(fields.split()[1]) if fields else 0
+
+
 def state(pid: int, start: int) -> str:
     """Return a short description of the state of a late process."""
     fields = _stat(pid)
@@ -115,10 +121,16 @@ def _answers(pid: int) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     """Return the fields after the command's name. The name may contain any character."""
+    text = _stat_text(pid)
+    return text.rpartition(b")")[2].decode().split() if text else None
+
+
+def _stat_text(pid: int) -> bytes:
+    """Return the text of /proc/PID/stat; empty if /proc hides the process, or it has ended."""
     if not shows_this_process():
-        return None
+        return b""
     try:
         with io.FileIO(f"/proc/{pid}/stat") as file:  # a third of the objects of open()
-            return (file.read(_STAT_NBYTES) or b"").rpartition(b")")[2].decode().split()
-    except OSError:  # there is no such process, or it ended in between
-        return None
+            return file.read(_STAT_NBYTES) or b""
+    except OSError:
+        return b""

@@ -430,7 +430,7 @@ def listening(meeting, speak):
     ("words", "expected"),
     [
         (b"\0\x0cshmring\x07more", "another version of shmring"),
-        (b"\0\x08" + handshake.MAGIC, "another version of shmring"),
+        (b"\0\x08shmring\x07", "another version of shmring"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "choose another port"),
         (b"\0\x05hello", "choose another port"),
     ],
@@ -457,6 +457,27 @@ def test_a_connector_of_another_version_is_reported():
     host, text = in_threads(coming(meeting, 0, timeout_s=1), other_version)
     assert text == handshake.MAGIC
     assert type(host) is Timeout
+    assert "sent a frame of another version of shmring" in str(host)
+
+
+@pytest.mark.parametrize("make", [world, world_at], ids=["on one host", "over TCP"])
+def test_ranks_of_different_versions_refuse_each_other(make, caplog):
+    meeting = make(2)
+    code = """
+    import shmring
+    shmring.__version__ += ".another"
+    """
+    other = python(code + JOIN, pickle.dumps(meeting).hex(), "1")
+
+    def check():
+        if other.poll() is not None:
+            raise Error("the other rank has given up")
+
+    in_threads(lambda: bootstrap.join(meeting, 0, timeout_s=50, check=check))
+    out, err = other.communicate(timeout=50)
+    text = f"rank 0 runs another version of shmring than rank 1 ({shmring.__version__}.another): install"
+    assert out.startswith(f"Error 0 {text}".encode()), err
+    assert "sent a frame of another version of shmring" in caplog.text
 
 
 def test_ranks_that_disagree_about_nprocs_all_say_so():

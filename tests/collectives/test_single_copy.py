@@ -220,7 +220,8 @@ def test_ranks_try_both_paths_and_agree_on_one(world_of, kind, size):
     assert others == [first] * (size - 1)
     taken, chosen = first
     assert sum(taken.values()) == TRIED + 1
-    assert 3 <= taken["single_copy"] <= 13  # of a trial that is hopeless, or whole and the call after it
+    # A trial is over after 6 calls or 12. The call after it still takes its path, the first one does not yet.
+    assert taken["single_copy"] in (6, 12)
     assert chosen.keys() == {kind}
     assert chosen[kind].keys() == {1 << 17}
     assert chosen[kind][1 << 17] in ("slots", "single_copy")

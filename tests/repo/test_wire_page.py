@@ -5,10 +5,12 @@ import re
 import shutil
 import struct
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from shmring import __version__
 from shmring._bootstrap import handshake
 from shmring._lifecycle import membership
 
@@ -62,7 +64,9 @@ def test_every_layout_of_the_handshake_is_on_the_page():
 
 
 def test_constants_of_the_handshake():
-    assert ("MAGIC", handshake.MAGIC.hex()) in re.findall(r"^\| `(\w+)` \| `(\w+)` \|$", TEXT, re.M)
+    assert '| `MAGIC` | "shmr", then the first 4 bytes of the SHA-256 of "shmring " and the version' in TEXT
+    expected = b"shmr" + sha256(f"shmring {__version__}".encode()).digest()[:4]
+    assert expected == handshake.MAGIC
     for name, value in re.findall(r"^\| `([A-Z_]+)` \| (\d+) \|(?: [^|]+ \|)?$", TEXT, re.M):
         if not name.startswith("SR_"):
             assert getattr(handshake, name) == int(value), name

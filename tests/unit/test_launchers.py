@@ -12,6 +12,7 @@ import pytest
 from shmring._bootstrap import environment, join
 from shmring._bootstrap.join import world_from_environment
 from shmring._config.settings import parse_address
+from shmring._system import procfs
 from shmring.errors import Error
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -385,3 +386,8 @@ def test_hydra_jobs_are_named_after_their_proxy(tmp_path):
     direct, through_shell, pid = done.stdout.split("\n")[:3]
     assert direct == through_shell, done.stderr
     assert direct.split()[0] == pid
+
+
+def test_no_process_is_looked_up_in_the_proc_of_another_namespace(monkeypatch):
+    monkeypatch.setattr(procfs, "shows_this_process", lambda: False)
+    assert environment._ancestor("hydra_pmi_proxy") == f"{os.getppid()} 0"

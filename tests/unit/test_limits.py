@@ -155,11 +155,12 @@ def test_a_full_cgroup_leaves_nothing_not_less(machine):
         ),  # a container without a cgroup namespace: its cgroup is mounted as root
         ("/", "/"),  # with one
         ("/../../elsewhere", "/"),  # a process outside of the namespace's root
+        ("/../cgroups", "/"),  # ... in a directory whose name begins like the mount point
         ("/not/mounted", "/docker/abc"),
     ],
 )
 def test_in_a_container_the_mount_point_is_its_own_cgroup(machine, path, root):
-    files = {"/cg/memory.max": f"{256 * MIB}", "/cg/memory.current": "0"}
+    files = {"/cg/memory.max": f"{256 * MIB}", "/cg/memory.current": "0", "/cgroups/memory.max": "max"}
     machine(v2(path, files, root=root))
     assert limits.MemoryLimits().headroom().nbytes == (256 - 16) * MIB
 

@@ -155,6 +155,10 @@ def test_key_file_that_is_missing_empty_or_no_file_is_refused(tmp_path):
     empty.touch(0o600)
     with pytest.raises(ValueError, match="empty"):
         settings(KEY_FILE=str(empty))
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(ValueError, match="Is a directory"):
+        settings(KEY_FILE=str(tmp_path))
+    assert os.listdir("/proc/self/fd") == descriptors
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo, 0o600)  # reading it would wait for ever
     with pytest.raises(ValueError, match="0600"):
