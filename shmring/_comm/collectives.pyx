@@ -781,10 +781,10 @@ cdef class Collectives:
         wire, group_size, _ = how or (None, None, None)
         if group_size is not None:
             c.hosts_in_group = shapes.check_group_size(group_size, self.place.num_hosts)
-        return self.describe_wire(c, x, c.x, wire)
+        return self.describe_wire(c, x, <uintptr_t> c.x, wire)
 
-    # address: of the reduced data in x, or of the first of several arrays.
-    cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
+    # place: the address of the reduced data in x, or a hash of those of several arrays, of which x is the first.
+    cdef object describe_wire(self, Call *c, object x, uint64_t place, object wire):
         cdef int number = self.default_wire if wire is None else number_named(WIRE_NUMBERS, wire, "wire")
         cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes
         cdef cnp.ndarray residual
@@ -797,8 +797,7 @@ cdef class Collectives:
         c.wire = number
         if number == SR_WIRE_NATIVE or is_small:
             return None
-        place = <uintptr_t> address, c.dtype, c.count
-        kept = self.residuals.of(x, place, residual_count(inter_of(&self.engine.g), c.count))
+        kept = self.residuals.of(x, (place, c.dtype, c.count), residual_count(inter_of(&self.engine.g), c.count))
         if kept is not None:
             residual = kept
             c.residual = <float *> cnp.PyArray_DATA(residual)
