@@ -607,7 +607,7 @@ cdef class Collectives:
         cdef Call c
         cdef Operand a, b
         cdef int number
-        if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_CheckExact(x) and is_number(x):
+        if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
             return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, how)
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
@@ -734,12 +734,12 @@ cdef class Collectives:
         c.root = root
         if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
             out = None
-        if kind != SCATTER or self.own_rank == c.root:
+        if has_x(c, self.own_rank):
             kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, self.own_rank), "x", not is_folded(c))
             describe_x(c, a, self.nranks, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))
-            describe_out(c, a, b, self.nranks)
+            describe_out(c, a, b, self.own_rank, self.nranks)
         elif is_in_place(kind):
             c.out = a.data
         if is_folded(c):
@@ -836,6 +836,11 @@ cdef class Collectives:
         return number
 
 
+# True if the call takes an array x on `rank`. Its address may be NULL if it has no elements.
+cdef inline bint has_x(Call *c, int rank) noexcept:
+    return c.kind != SCATTER or rank == c.root
+
+
 # True if the call writes a result to `out` on `rank`.
 cdef inline bint takes_result(Call *c, int rank) noexcept:
     if c.kind == GATHER or c.kind == REDUCE:
@@ -889,15 +894,15 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
                          "pass np.ascontiguousarray(x)")
     if is_split(c):
         if not cnp.PyArray_CheckExact(given) or cnp.PyArray_NDIM(given) == 0 or cnp.PyArray_DIM(given, 0) % size:
-            shapes.rows_of_a_part(tuple(getattr(given, "shape", (x.count,))), size)
+            shapes.rows_of_a_part(tuple(getattr(given, "shape", (item_count(x, x.count),))), size)
         c.count = x.count // size
     return 0
 
 
-cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -1:
+cdef int describe_out(Call *c, Operand *x, Operand *out, int rank, size_t nranks) except -1:
     cdef size_t npieces = nranks if is_joined(c) else 1
     c.out = out.data
-    if c.x == NULL:   # a rank that scatter only sends to
+    if not has_x(c, rank):
         c.count = out.count
         describe_items_of(c, out)
         x = out
