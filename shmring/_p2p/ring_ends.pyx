@@ -152,7 +152,7 @@ cdef class Ends:
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_put()
         try:
-            if type(item) is not bytes and type(item) is not cnp.ndarray:
+            if not isinstance(item, cnp.ndarray) and type(item) is not bytes:
                 item = self._as_item(item)
             if type(item) is bytes:
                 self.check_room(sr_ring_message_nbytes(self.producer, len(item)), block)
@@ -174,9 +174,13 @@ cdef class Ends:
         self.is_putting = True
         return 0
 
-    cdef int put_array(self, cnp.ndarray x, bint block, uint64_t *deadline) except -1:
+    cdef int put_array(self, object given, bint block, uint64_t *deadline) except -1:
+        cdef cnp.ndarray x
         cdef int kind = ARRAY
         cdef size_t nbytes
+        if type(given) is not cnp.ndarray:
+            given = self._as_item(given)
+        x = given
         if not cnp.PyArray_FLAGS(x) & cnp.NPY_ARRAY_C_CONTIGUOUS:
             if cnp.PyArray_FLAGS(x) & cnp.NPY_ARRAY_F_CONTIGUOUS:
                 kind = FORTRAN_ARRAY
