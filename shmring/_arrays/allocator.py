@@ -106,6 +106,7 @@ class _Block:
         self._freed = flags.from_address(mapping.address + stride * size)
         self._pid = os.getpid()
         self._own_part_is_free = False
+        self._is_unused = False  # set once `free_own_part` does not touch the mapping any more
         # Every page of the own part is shared; only shared pages can be discarded.
         self._is_shared = True
         # Every page of the own part is private; this process uses no other part any more.
@@ -119,8 +120,11 @@ class _Block:
             return  # a forked child drops its copy of the reference; the memory is the parent's
         self._own_part_is_free = True
         if self._is_shared:
-            self._freed[self._rank] = 1
-            self.mapping.discard(self._rank * self.stride, self.stride)
+            try:
+                self.mapping.discard(self._rank * self.stride, self.stride)
+            finally:
+                self._freed[self._rank] = 1  # last: once all are set, another thread may unmap the block
+        self._is_unused = True
         if self._is_orphaned:
             self.mapping.close()
 
@@ -164,13 +168,13 @@ class _Block:
 
     def orphan(self) -> None:
         """Unmap, now or with the last array, what this rank's arrays do not need of a closed communicator."""
-        if self._adopted is not None:
-            self._own_part_is_free = True  # the adopted memory has its own mapping of its pages
+        if self._adopted is not None:  # the adopted memory has its own mapping of its pages
+            self._own_part_is_free = self._is_unused = True
         elif self._is_private and not self._own_part_is_free:
             with contextlib.suppress(Error):  # on failure the mapping stays until the last array is gone
                 self.mapping.keep_only(self._rank * self.stride, self.stride)
         self._is_orphaned = True  # from now on, another thread that drops the last reference unmaps it
-        if self._own_part_is_free:
+        if self._is_unused:
             self.mapping.close()
 
 
@@ -222,6 +226,8 @@ class Arrays:
             try:
                 if failure is None:
                     block.make_private()
+            except Error as error:  # the other ranks wait for this rank in the next call
+                failure = error
             finally:
                 block.mapping.close()
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
@@ -284,8 +290,9 @@ class Arrays:
 
     def close(self) -> None:
         """Release the blocks when the communicator ends. Arrays still in use keep their mapping."""
-        for block in self._blocks.values():
-            block.orphan()
+        with self._privatising:  # another thread may be in Adoption.release
+            for block in self._blocks.values():
+                block.orphan()
         self._blocks.clear()
         self._is_closed = True
         with contextlib.suppress(Error):  # other ranks may still map the memory, but no longer use it
@@ -468,6 +475,8 @@ def check_nbytes(name: str, nbytes: Any) -> int:
 
 def filling(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return `value` as an array that broadcasts to that shape and dtype. NumPy's error if it cannot."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise buffers.masked("fill_value")
     converted = np.empty(shape[max(len(shape) - np.ndim(value), 0) :], dtype)
     converted[...] = value
     return converted

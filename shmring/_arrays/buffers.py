@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -184,6 +185,14 @@ def items_of(dtype: np.dtype[Any] | str) -> tuple[int, int, bytes, str | None]:
     signature = zlib.crc32(repr(_description(dtype)).encode())
     nbytes = min(dtype.itemsize, 2**32 - 1)
     return signature, nbytes, words.encode("ascii", "backslashreplace"), native_name(dtype)
+
+
+def has_references(dtype: np.dtype[Any] | str) -> bool:
+    """Return whether items have objects or pointers. dtype may also be a format that NumPy does not know."""
+    if isinstance(dtype, np.dtype):
+        return dtype.hasobject
+    names = ":[^:]*:"
+    return re.search("[&OPXz]|Z(?![dfg])", re.sub(names, "", dtype)) is not None  # Zd, Zf, Zg: complex
 
 
 def _description(dtype: np.dtype[Any]) -> tuple[Any, ...]:

@@ -37,6 +37,8 @@ def put(
     """Write values as `np.put` does: cast them without a check, and repeat them as necessary."""
     if isinstance(where, tuple):
         where = list(where)
+    elif isinstance(where, np.ma.MaskedArray):
+        where = where.data
     elements = _elements_of(array, where if mode == "raise" else _brought_inside(where, mode, array.size))
     given = np.asarray(values, array.dtype).reshape(-1)
     if given.size == 0 or elements.size == 0:
@@ -105,6 +107,8 @@ def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
             f"where is the tuple {where!r:.60}, and elements are numbered in C order: give a list, "
             "or np.ravel_multi_index(where, array.shape) for the element at one index"
         )
+    if isinstance(where, np.ma.MaskedArray):
+        raise buffers.masked("where")
     if where is ...:
         return _Elements(0, size, None, array.shape)
     if isinstance(where, slice):
@@ -117,7 +121,12 @@ def _elements_of(array: NDArray[Any], where: Any) -> _Elements:
         raise IndexError("where is boolean; give np.flatnonzero(where), the indices where it is true")
     if index.ndim == 0:
         return _Elements(_within(operator.index(where), size), 1, None, ())
-    return _all_within(index.astype(np.intp, casting="safe" if index.size else "unsafe"), size)
+    return _all_within(_as_intp(index), size)
+
+
+def _as_intp(index: NDArray[Any]) -> NDArray[np.intp]:
+    """Return a copy of integers as intp. TypeError for others: a cast would cut fractions off."""
+    return index.astype(np.intp, casting="safe" if index.size else "unsafe")
 
 
 def _within(place: int, size: int) -> int:
@@ -141,9 +150,8 @@ def _brought_inside(where: Any, mode: str, size: int) -> Any:
         raise ValueError(f"mode is {mode!r}; allowed: 'raise', 'wrap', 'clip'")
     if where is ... or isinstance(where, slice):
         return where
-    if mode == "wrap":
-        return np.asarray(where, np.intp) % max(1, size)
-    return np.clip(np.asarray(where, np.intp), 0, max(0, size - 1))
+    index = _as_intp(np.asarray(where))
+    return index % max(1, size) if mode == "wrap" else np.clip(index, 0, max(0, size - 1))
 
 
 def _values_for(elements: _Elements, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -519,6 +519,8 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
         if getattr(getattr(x, "dtype", None), "name", None) not in DTYPE_NUMBERS or "buffer" not in str(error):
             raise buffers.explain_refusal(x, what, writable, moves, error, state.DTYPES) from None
     if not operand.held:
+        if writable and not hasattr(x, "__array_interface__"):   # DLPack does not say that JAX's memory is read-only
+            raise buffers.read_only(what)
         return take_slowly(operand, x, writable, what, moves)
     operand.data = <unsigned char *> operand.view.buf
     operand.fortran = operand.view.ndim > 1 and not PyBuffer_IsContiguous(&operand.view, b"C")
@@ -528,7 +530,7 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
         operand.count = operand.view.len // operand.itemsize
         return None
     found = dtype_of_buffer(x, operand.view.format) if moves else None
-    if found is not None and not (found.hasobject if isinstance(found, cnp.dtype) else "O" in found):
+    if found is not None and not buffers.has_references(found):
         describe_items(operand, found, operand.view.len)
         return None
     release(operand)

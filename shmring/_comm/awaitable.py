@@ -27,11 +27,13 @@ async def result_of(work: Work[Any]) -> Any:
         finished = loop.create_future()
         # Use a descriptor of this coroutine: several coroutines, in several loops, may await one Work.
         fd = os.dup(work.fileno())
-        loop.add_reader(fd, _finish, finished)
         try:
-            await finished
+            loop.add_reader(fd, _finish, finished)
+            try:
+                await finished
+            finally:
+                loop.remove_reader(fd)
         finally:
-            loop.remove_reader(fd)
             os.close(fd)
     return work.result()
 

@@ -31,7 +31,7 @@ cdef class Collectives:
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
                          object out, object algorithm, object timeout, object how)
     cdef object describe_internode(self, Call *c, object x, object how)
-    cdef object describe_wire(self, Call *c, object x, const void *address, object wire)
+    cdef object describe_wire(self, Call *c, object x, uint64_t place, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_shared(self, Call *c) except -1
     cdef int find_blocks(self, Call *c) except -1

@@ -607,7 +607,7 @@ cdef class Collectives:
         cdef Call c
         cdef Operand a, b
         cdef int number
-        if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_CheckExact(x) and is_number(x):
+        if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
             return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, how)
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
@@ -734,12 +734,12 @@ cdef class Collectives:
         c.root = root
         if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
             out = None
-        if kind != SCATTER or self.own_rank == c.root:
+        if has_x(c, self.own_rank):
             kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, self.own_rank), "x", not is_folded(c))
             describe_x(c, a, self.nranks, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))
-            describe_out(c, a, b, self.nranks)
+            describe_out(c, a, b, self.own_rank, self.nranks)
         elif is_in_place(kind):
             c.out = a.data
         if is_folded(c):
@@ -781,10 +781,10 @@ cdef class Collectives:
         wire, group_size, _ = how or (None, None, None)
         if group_size is not None:
             c.hosts_in_group = shapes.check_group_size(group_size, self.place.num_hosts)
-        return self.describe_wire(c, x, c.x, wire)
+        return self.describe_wire(c, x, <uintptr_t> c.x, wire)
 
-    # address: of the reduced data in x, or of the first of several arrays.
-    cdef object describe_wire(self, Call *c, object x, const void *address, object wire):
+    # place: the address of the reduced data in x, or a hash of those of several arrays, of which x is the first.
+    cdef object describe_wire(self, Call *c, object x, uint64_t place, object wire):
         cdef int number = self.default_wire if wire is None else number_named(WIRE_NUMBERS, wire, "wire")
         cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes
         cdef cnp.ndarray residual
@@ -797,8 +797,7 @@ cdef class Collectives:
         c.wire = number
         if number == SR_WIRE_NATIVE or is_small:
             return None
-        place = <uintptr_t> address, c.dtype, c.count
-        kept = self.residuals.of(x, place, residual_count(inter_of(&self.engine.g), c.count))
+        kept = self.residuals.of(x, (place, c.dtype, c.count), residual_count(inter_of(&self.engine.g), c.count))
         if kept is not None:
             residual = kept
             c.residual = <float *> cnp.PyArray_DATA(residual)
@@ -835,6 +834,11 @@ cdef class Collectives:
         if not 0 <= number < self.nranks:
             raise ValueError(f"root is {root!r}; the ranks are 0 to {self.nranks - 1}")
         return number
+
+
+# True if the call takes an array x on `rank`. Its address may be NULL if it has no elements.
+cdef inline bint has_x(Call *c, int rank) noexcept:
+    return c.kind != SCATTER or rank == c.root
 
 
 # True if the call writes a result to `out` on `rank`.
@@ -890,15 +894,15 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
                          "pass np.ascontiguousarray(x)")
     if is_split(c):
         if not cnp.PyArray_CheckExact(given) or cnp.PyArray_NDIM(given) == 0 or cnp.PyArray_DIM(given, 0) % size:
-            shapes.rows_of_a_part(tuple(getattr(given, "shape", (x.count,))), size)
+            shapes.rows_of_a_part(tuple(getattr(given, "shape", (item_count(x, x.count),))), size)
         c.count = x.count // size
     return 0
 
 
-cdef int describe_out(Call *c, Operand *x, Operand *out, size_t nranks) except -1:
+cdef int describe_out(Call *c, Operand *x, Operand *out, int rank, size_t nranks) except -1:
     cdef size_t npieces = nranks if is_joined(c) else 1
     c.out = out.data
-    if c.x == NULL:   # a rank that scatter only sends to
+    if not has_x(c, rank):
         c.count = out.count
         describe_items_of(c, out)
         x = out

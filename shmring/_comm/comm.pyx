@@ -452,7 +452,7 @@ cdef class Comm(Messages):
         Raises
         ------
         TypeError, ValueError
-            As `empty`, or for a value that does not fit.
+            As `empty`, or for a masked array or a value that does not fit.
         Error
             As `empty`.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Losses = NDArray[np.float32]
-_Place = tuple[int, int, int]  # address, and what tells different uses of the same memory apart
+_Place = tuple[int, int, int]  # address, or hash of several; and what tells uses of the same memory apart
 
 _MOST = 4  # limit, in multiples of the memory's size: overlapping views have separate errors
 

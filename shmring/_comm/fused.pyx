@@ -220,7 +220,7 @@ cdef class FusedCollectives(VectorCollectives):
         try:
             if not members.nelements:   # other ranks may have elements, and must not wait for a rank that has none
                 describe_reduction_of(self, &c, SR_U8, "max", timeout, priority)
-                reduce_at(self, &c, members, 0, NULL, NULL, 0)
+                reduce_at(self, &c, members, 0, 0, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
                 if members.dtypes >> dtype & 1:
                     describe_reduction_of(self, &c, dtype, op, timeout, priority)
@@ -300,7 +300,7 @@ cdef int reduce_all_of_dtype(FusedCollectives comm, Call *c, _Members members, s
         if member.dtype != c.dtype:
             continue
         if member.count > limit:
-            reduce_at(comm, c, members, i, member.x, member.out, member.count)
+            reduce_at(comm, c, members, i, <uintptr_t> member.x, member.x, member.out, member.count)
         elif count + member.count <= most:
             count += member.count
         else:
@@ -316,23 +316,27 @@ cdef int reduce_bunch(FusedCollectives comm, Call *c, _Members members, size_t f
                       size_t count) except -1:
     cdef unsigned char *buffer
     cdef Member *begin = NULL
+    cdef uint64_t place = 0
     if are_consecutive(c, members.member, first, last, limit, &begin):
-        return reduce_at(comm, c, members, begin - members.member, begin.x, begin.out, count)
+        return reduce_at(comm, c, members, begin - members.member, <uintptr_t> begin.x, begin.x, begin.out, count)
     first = begin - members.member
+    if comm.default_wire != SR_WIRE_NATIVE:
+        place = place_of_bunch(c, members.member, first, last, limit)
     if members.works is not None:
-        return reduce_bunch_later(comm, c, members, first, last, limit, count)
+        return reduce_bunch_later(comm, c, members, first, last, limit, place, count)
     buffer = room(comm, count * c.itemsize)
     with nogil:
         move(c, members.member, first, last, limit, buffer, True)
-    reduce_at(comm, c, members, first, buffer, buffer, count)
+    reduce_at(comm, c, members, first, place, buffer, buffer, count)
     with nogil:
         move(c, members.member, first, last, limit, buffer, False)
     return 0
 
 
-# Reduce `count` elements at x. first: number of the member at x, or of the first member packed there.
-cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t first, unsigned char *x, unsigned char *out,
-                   size_t count) except -1:
+# Reduce `count` elements at x. first: number of the member at x, or of the first member packed there. place: tells the
+# members apart from others, for the rounding errors of their transfer.
+cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t first, uint64_t place, unsigned char *x,
+                   unsigned char *out, size_t count) except -1:
     cdef Work work
     c.x, c.out, c.count = x, out, count
     c.nbytes = c.x_nbytes = c.out_nbytes = count * c.itemsize
@@ -340,7 +344,7 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
     comm.find_shared(c)
     if comm.default_wire != SR_WIRE_NATIVE and count > 0:
         c.wire, c.residual = SR_WIRE_NATIVE, NULL
-        members.kept.append(comm.describe_wire(c, members.arrays[first], members.member[first].x, None))
+        members.kept.append(comm.describe_wire(c, members.arrays[first], place, None))
     c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
     choose_algorithm(&comm.engine.g, c)
     if members.works is None:
@@ -355,7 +359,7 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
 
 # As reduce_bunch, in the background: use a buffer of its own, which is packed when the bunch runs.
 cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, size_t first, size_t last, size_t limit,
-                            size_t count) except -1:
+                            uint64_t place, size_t count) except -1:
     cdef _Bunch bunch = _Bunch()
     cdef Work work
     bunch.members = members
@@ -363,7 +367,7 @@ cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, si
     bunch.bunch.member = members.member
     bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
     bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
-    reduce_at(comm, c, members, first, bunch.bunch.buffer, bunch.bunch.buffer, count)
+    reduce_at(comm, c, members, first, place, bunch.bunch.buffer, bunch.bunch.buffer, count)
     work = members.works[len(members.works) - 1]
     work.kept = bunch
     work.task.bunch = &bunch.bunch
@@ -398,6 +402,16 @@ cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, si
             return False
         offset += member[i].count * c.itemsize
     return True
+
+
+# Return a hash of the addresses and lengths of the bunch's members.
+cdef uint64_t place_of_bunch(Call *c, Member *member, size_t first, size_t last, size_t limit) noexcept nogil:
+    cdef uint64_t place = 0
+    cdef size_t i
+    for i in range(first, last):
+        if is_in_bunch(c, &member[i], limit):
+            place = mixed(mixed(place ^ <uintptr_t> member[i].x) ^ member[i].count)
+    return place
 
 
 # Copy the members into the buffer, or the results out of it.

@@ -152,6 +152,10 @@ cdef object truncated(Message *message, int rank):
         rank=message.source, op="recv")
 
 
+cdef inline bint have_common_bytes(const Message *a, const Message *b) noexcept:
+    return a.nbytes > 0 and b.nbytes > 0 and a.data < b.data + b.nbytes and b.data < a.data + a.nbytes
+
+
 cdef void describe_bytes(Message *message, bint is_send, const void *data, size_t nbytes, int peer,
                          int64_t tag) noexcept:
     memset(message, 0, sizeof(Message))
@@ -312,7 +316,7 @@ cdef class Messages(FusedCollectives):
         try:
             _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, context, "x")
             _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, context, "out")
-            if sent.data < received.data + received.nbytes and received.data < sent.data + sent.nbytes:
+            if have_common_bytes(&sent, &received):
                 raise ValueError("out and x have memory in common; receive into another array")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.endpoint.post(&received)

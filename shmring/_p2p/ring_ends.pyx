@@ -152,7 +152,7 @@ cdef class Ends:
         cdef uint64_t deadline = deadline_ns_of(timeout)
         self.begin_put()
         try:
-            if not isinstance(item, (bytes, cnp.ndarray)):
+            if not isinstance(item, cnp.ndarray) and type(item) is not bytes:
                 item = self._as_item(item)
             if type(item) is bytes:
                 self.check_room(sr_ring_message_nbytes(self.producer, len(item)), block)
@@ -268,7 +268,7 @@ cdef class Ends:
                 self.give_up(&message)
             raise
 
-    # As send, for a message of several bytes-like parts, of which at least the last one has bytes.
+    # As send, for a message of several bytes-like parts, which must not all be empty.
     cdef int send_parts(self, int kind, list parts, size_t nbytes, uint64_t *deadline) except -1:
         cdef sr_outgoing message
         self.begin_message(&message, kind, nbytes, deadline)

@@ -86,6 +86,23 @@ def test_all_reduce_takes_any_tree(world_of, size, way):
     world_of(size, timeout_s=SLOW_S)(reduce_odd_trees, way)
 
 
+def reduce_by_the_communicator(comm):
+    import jax.numpy as jnp
+
+    for dtype in ("float32", "bfloat16"):
+        x = jnp.ones(3, dtype)
+        with pytest.raises(ValueError, match="read-only"):
+            comm.all_reduce(x)
+        out = np.empty(3, x.dtype)
+        comm.all_reduce(x, out=out)
+        assert (out == comm.size).all()
+        assert (x == 1).all()
+
+
+def test_the_communicator_does_not_write_to_arrays_of_jax(world_of):
+    world_of(2, timeout_s=SLOW_S)(reduce_by_the_communicator)
+
+
 def move_and_scatter(comm, way):
     import jax
 

@@ -378,6 +378,57 @@ def test_an_adoption_that_failed_late_is_given_back():
         assert ranks.meet()(fail_to_keep) == [7 * NBYTES] * 2
 
 
+def release_while_closing(comm):
+    """One thread releases the array, and another one closes the communicator meanwhile."""
+    array, adoption = adopt(comm)
+    begun, make_private = threading.Event(), segments.Adopted.make_private
+
+    def make_private_slowly(adopted):
+        begun.set()
+        make_private(adopted)
+        time.sleep(0.2)
+
+    segments.Adopted.make_private = make_private_slowly
+    thread = threading.Thread(target=adoption.release)
+    thread.start()
+    begun.wait()
+    comm.close()
+    thread.join()
+    return array.sum().item()
+
+
+def test_close_waits_for_a_release():
+    with Ranks(1) as ranks:
+        assert ranks.meet()(release_while_closing) == [NBYTES]
+
+
+def fail_to_map(comm):
+    """Rank 1 cannot map its array, and then rank 0 cannot make its own array private again."""
+    mapped, array = segments.Adopted, own_array()
+
+    class Failing(mapped):
+        def __init__(self, *place):
+            if comm.rank == 1:
+                raise shmring.Error("cannot map")
+            super().__init__(*place)
+
+        def make_private(self):
+            raise shmring.OutOfMemory("no memory", wanted_nbytes=NBYTES)
+
+    segments.Adopted = Failing
+    try:
+        with pytest.raises(shmring.Error, match="cannot map" if comm.rank else "no memory"):
+            comm.adopt(memory_of(array))
+    finally:
+        segments.Adopted = mapped
+    return comm.all_reduce(1)
+
+
+def test_two_failures_of_adopt_leave_the_communicator_usable():
+    with Ranks(2) as ranks:
+        assert ranks.meet()(fail_to_map) == [2, 2]
+
+
 def release_in_a_child(comm):
     array, adoption = adopt(comm)
     pid = os.fork()

@@ -5,6 +5,7 @@ The tests also check the names in /dev/shm, and the descriptors and mappings tha
 """
 
 import gc
+import mmap
 import os
 import resource
 import signal
@@ -20,7 +21,8 @@ from leftovers import names_in_shm
 from ranks import Died, Ranks
 
 import shmring
-from shmring._arrays.allocator import Arrays
+from shmring._arrays.allocator import Arrays, _Block
+from shmring._system import segments
 
 MIB = 1 << 20
 LARGE = 24 * MIB
@@ -81,6 +83,24 @@ def test_arrays_are_made_as_numpy_makes_them(world_of, segment):
         ]
 
 
+def test_a_block_is_mapped_while_its_last_array_goes():
+    """Another thread closes the communicator between the lines that free the array's pages."""
+    page, mapped = mmap.PAGESIZE, []
+    fd = segments.create(2 * page, kind="memfd")
+    block = _Block(segments.Mapping(fd, 2 * page), page, 0, 1)
+    os.close(fd)
+
+    class Flags:
+        def __setitem__(self, rank, value):
+            block.orphan()
+            mapped.append(block.mapping.address != 0)
+
+    block._freed = Flags()
+    block.free_own_part()
+    assert mapped == [True]
+    assert block.mapping.address == 0
+
+
 def make_in_a_world_of_one():
     with shmring.init() as comm:
         return comm.full(3, 2.0)
@@ -101,6 +121,7 @@ REFUSED = (
     ("empty", ((1,) * 65,), ValueError),
     ("zeros", ((0, 1 << 62),), ValueError),
     ("copy_of", (np.ma.masked_array([1.0, 2.0], [True, False]),), TypeError),
+    ("full", (2, np.ma.masked_array([1.0, 2.0], [True, False])), TypeError),
     ("full", (3, object()), TypeError),
     ("full", (3, "no number", "f8"), ValueError),
     ("full", (3, [1.0, 2.0]), ValueError),

@@ -123,6 +123,7 @@ def like_put(comm):
         np.put(one, [1, 3, 3], [4.9, 5, 6])
         np.put(one, [12, -11], [1, 2], mode="wrap")
         np.put(one, [-5, 44], [8, 9], mode="clip")
+        np.put(one, np.ma.masked_array([0, 5], [True, False]), [3, 2])
         np.put(one, range(4, 9), [1, 2])
         np.put(one, [], 3)
         np.put(one, [2], [])
@@ -384,6 +385,8 @@ WRONG = {
     "a mask": (lambda a: a.get(np.ones(12, bool)), IndexError, "flatnonzero"),
     "half an index": (lambda a: a.get(1.5), TypeError, "integer"),
     "half indices": (lambda a: a.get([1.5]), TypeError, "safe"),
+    "half indices, wrapped around": (lambda a: a.put([1.5], 7, "wrap"), TypeError, "safe"),
+    "half an index, clipped": (lambda a: a.put(1.5, 7, "clip"), TypeError, "safe"),
     "an axis": (lambda a: a.get([1, 2, "x"]), TypeError, ""),
     "an index of axes": (lambda a: a.get((1, 2)), TypeError, "ravel_multi_index"),
     "added at axes": (lambda a: a.accumulate((1, 2), 1), TypeError, "ravel_multi_index"),
@@ -397,6 +400,7 @@ WRONG = {
     "out's size": (lambda a: a.get(out=np.empty(11, "i8")), ValueError, "11 elements"),
     "out's gaps": (lambda a: a.get(out=np.empty(24, "i8")[::2]), ValueError, "C order"),
     "masked values": (lambda a: a.accumulate(0, np.ma.masked_array([1], [True])), TypeError, "mask would"),
+    "masked indices": (lambda a: a.accumulate(np.ma.masked_array([1], [True]), 1), TypeError, "mask would"),
     "masked out": (lambda a: a.get(0, out=np.ma.masked_array([1], [True])), TypeError, "mask would"),
     "out inside": (lambda a: a.get(slice(2), out=np.asarray(a).reshape(-1)[:2]), ValueError, "itself"),
     "a view with gaps": (lambda a: a[:, ::2].get(), ValueError, "do not follow"),

@@ -283,6 +283,34 @@ def test_cancelling_who_awaits_does_not_touch_the_call(world_of, tmp_path):
     assert world(cancel_awaiting, tmp_path / "second") == [(2.0, set())] * 2
 
 
+def await_unwatched(comm):
+    """The event loop cannot watch one more descriptor."""
+
+    def refuse(*_):
+        raise OSError("no space left")
+
+    async def awaited(work):
+        asyncio.get_running_loop().add_reader = refuse
+        work.fileno()
+        before = descriptors()
+        with pytest.raises(OSError, match="no space left"):
+            await work
+        return descriptors() == before
+
+    work = comm.barrier(async_op=True) if comm.rank == 0 else None
+    found = asyncio.run(awaited(work)) if work is not None else True
+    comm.sendrecv(b"", 1 - comm.rank, bytearray(0), 1 - comm.rank)  # rank 1 comes only now
+    if work is None:
+        comm.barrier()
+    else:
+        work.wait()
+    return found
+
+
+def test_a_failed_await_leaves_no_descriptor(world_of):
+    assert world_of(2)(await_unwatched) == [True, True]
+
+
 def select_on(comm):
     poll = select.poll()
     if comm.rank == 0:

@@ -82,6 +82,7 @@ def refusals(comm):
         lambda: comm.all_reduce(2**70),
         lambda: comm.all_reduce("abc"),
         lambda: comm.all_reduce(masked),
+        lambda: comm.all_reduce(masked[1]),
         lambda: comm.broadcast(masked),
         lambda: comm.all_reduce(np.ones(2), out=masked),
         lambda: comm.scatter(None, root=comm.rank),
@@ -98,7 +99,7 @@ def refusals(comm):
 
 def test_what_cannot_be_used_is_refused_with_a_way_out(world_of):
     texts = world_of(2)(refusals)[0]
-    wanted = ["64 bits", "broadcast_object", "filled", "filled", "filled", "pass one with rows", "nonsense"]
+    wanted = ["64 bits", "broadcast_object", *["filled"] * 4, "pass one with rows", "nonsense"]
     for text, words in zip(texts, wanted, strict=True):
         assert words in text
 

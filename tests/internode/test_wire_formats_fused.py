@@ -71,6 +71,21 @@ def test_buckets_travel_as_the_communicator_says(world_over_hosts):
         assert sent < 2.2 * sum(LENGTHS)
 
 
+def share_the_first_array(comm):
+    """Reduce two lists that begin with the same array, and go on with arrays of one length each."""
+    first, large, small = np.zeros(900, "f4"), values_of(3000, comm.rank) * 1e6, values_of(3000, comm.rank)
+    comm.wire = "bf16"
+    for array in (large, small):
+        comm.all_reduce_many([first, array], fuse_nbytes=16_000)
+    return small
+
+
+def test_rounding_errors_stay_with_their_arrays(world_over_hosts):
+    want = exact_sum([values_of(3000, rank) for rank in range(2)])
+    for got in world_over_hosts(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(share_the_first_array):
+        assert np.abs(got - want).max() < 2**-6 * np.abs(want).max()
+
+
 # ---- storage of the feedback -------------------------------------------------------------------------------
 
 

@@ -220,6 +220,7 @@ def send_to_itself(comm):
         assert receive.wait().count == count
         assert (out == x).all()
         assert comm.sendrecv(x, comm.rank, out, comm.rank).count == count
+        assert comm.sendrecv(out[1:][:0], comm.rank, out, comm.rank).count == 0  # no memory in common
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -29,7 +29,10 @@ ARRAYS = {
     "larger than the ring": np.arange(5000),
     "much larger than the ring": np.arange(200_000, dtype="f4"),
 }
-BYTES = (b"", b"a", b"x" * 32, b"y" * 33, bytes(range(256)) * 100, bytearray(b"mutable"), memoryview(b"view"))
+BYTES = (
+    *(b"", b"a", b"x" * 32, b"y" * 33, bytes(range(256)) * 100),
+    *(bytearray(b"mutable"), memoryview(b"view"), np.bytes_(b"of a subclass")),
+)
 
 
 def same(a, b):

@@ -36,6 +36,15 @@ class Subclass(np.ndarray):
     pass
 
 
+class Frozen(np.ndarray):
+    """As arrays of JAX: read-only as a buffer, which DLPack does not say."""
+
+    __array_interface__ = property()  # none
+
+    def __dlpack__(self, **keywords):
+        return self.base.__dlpack__(**keywords)
+
+
 class Pair(ctypes.Structure):
     _fields_ = (("f0", ctypes.c_int), ("f1", ctypes.c_float))
 
@@ -46,6 +55,10 @@ class Place(ctypes.Structure):
 
 class Reference(ctypes.Structure):
     _fields_ = (("item", ctypes.py_object),)
+
+
+class Pointer(ctypes.Structure):
+    _fields_ = (("place", ctypes.POINTER(ctypes.c_int)),)
 
 
 CTYPES = (
@@ -97,6 +110,7 @@ def make(rank):
         "record field": ones.astype([("a", "f4")])["a"],
         "unaligned": np.frombuffer(bytearray(1) + bytearray(ones.astype("f4").tobytes()), "f4", offset=1),
         "0-d": np.array(rank + 1.0),
+        "0-d subclass": np.array(rank + 1.0).view(Subclass),
         "0-d ml_dtypes": np.array(rank + 1, small["bfloat16"]),
         "empty": np.zeros((0, 3)),
     }
@@ -205,6 +219,15 @@ def test_memory_is_described_and_checked():
         comm.all_reduce(shmring.Memory(x.ctypes.data, 6, "float32", readonly=True))
 
 
+def test_an_array_without_elements_may_have_no_address():
+    x, out = shmring.Memory(0, 0, "float32"), np.ones(4, "f4")
+    with shmring.init() as comm:
+        for call in (comm.all_reduce, comm.broadcast, comm.all_gather):
+            with pytest.raises(ValueError, match=r"out is float32\[4\], x is float32\[0\]"):
+                call(x, out=out)
+            call(x, out=out[:0])
+
+
 def different_makes(comm):
     """Reduce arrays of different kinds or shapes: only dtype, count and order have to be the same."""
     makes = [np.ones(1000, "u1"), bytearray(b"\1" * 1000), (ctypes.c_uint8 * 1000)(*[1] * 1000)]
@@ -255,10 +278,25 @@ def test_ranks_may_move_different_makes(world_of):
     world_of(3)(move_different_makes)
 
 
+def split_structures(comm):
+    """Three structures cannot be split between two ranks, though their bytes can."""
+    with pytest.raises(ValueError, match="3 rows"):
+        comm.all_to_all((Pair * 3)(), out=(Pair * 3)())
+    out = (Pair * 2)()
+    comm.all_to_all((Pair * 2)((comm.rank, 0), (comm.rank, 1)), out=out)
+    return [(pair.f0, pair.f1) for pair in out]
+
+
+def test_structures_are_not_split(world_of):
+    assert world_of(2)(split_structures) == [[(0, 0.0), (1, 0.0)], [(0, 1.0), (1, 1.0)]]
+
+
 REFUSED_EVERYWHERE = {
     "objects": (np.zeros(3, object), TypeError, "object"),
     "objects' interface": (Interface(np.zeros(3, object)), TypeError, "object"),
     "objects in structures": ((Reference * 3)(), TypeError, "O:item"),
+    "pointers": ((ctypes.c_char_p * 3)(), TypeError, "format '<z'"),
+    "pointers in structures": ((Pointer * 3)(), TypeError, "&<i:place"),
     "a column of times": (np.zeros((3, 3), "M8[s]")[:, 1], ValueError, "ascontiguousarray"),
 }
 
@@ -389,8 +427,10 @@ def test_read_only_results_are_refused():
     frozen.flags.writeable = False
     frozen_small = np.zeros(3, ml_dtypes.bfloat16)
     frozen_small.flags.writeable = False
+    of_jax = np.zeros(3, "f4").view(Frozen)
+    of_jax.flags.writeable = False
     with shmring.init() as comm:
-        for x in (frozen, frozen.view(Subclass), frozen_small, np.frombuffer(b"12345678")):
+        for x in (frozen, frozen.view(Subclass), frozen_small, of_jax, np.frombuffer(b"12345678")):
             with pytest.raises(ValueError, match="read-only"):
                 comm.all_reduce(x)
             with pytest.raises(ValueError, match="read-only"):
