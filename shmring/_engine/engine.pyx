@@ -200,7 +200,7 @@ cdef class Engine(State):
                 # before its first local step has its record already.
                 c.seq = self.g.seq + 1
                 c.number = self.number_of(self.g.seq) + 1
-                record_call(&self.g, c, False)
+                record_call(&self.g, c)
             self.check()
         self.nbegun += 1
         return 0
