@@ -248,12 +248,15 @@ cdef class Engine(State):
         try:
             if status == SIGNALLED:
                 PyErr_CheckSignals()
+                self.check_open()   # a signal handler may have forked, and this is the child
                 self.stalls.warn_if_due(self, SR_WAIT_CALL)
                 self.poll_abort(c.seq)
                 self.compare_calls(c)
                 return 0
             self.give_up_for(c, status)
         except BaseException as error:
+            if self.closed_because is not None:   # the call and its record are the parent's
+                raise
             if status == SIGNALLED:
                 end_call(g, SR_RAISED)
             self.end_by(error)
@@ -647,6 +650,8 @@ cdef class Engine(State):
                         status = step_until(q, task, until_ns)
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
+                        if not is_finished(q, task):
+                            self.check_open()   # as in raise_for_status
                         try:
                             self.poll_abort(self.g.seq)
                             if self.g.inter != NULL and copy_begun(q, &call):
