@@ -131,7 +131,7 @@ class Mismatch(Error):
     Attributes
     ----------
     calls : tuple of str
-        A readable call for each rank.
+        A readable call for each rank. () on another host if the calls are too long to send there.
     """
 
     def __init__(

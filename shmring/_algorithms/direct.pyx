@@ -12,8 +12,7 @@ from .._core.group cimport (
     AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
     MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, TREE, Call, Cursor, Group, all_reached, begin_call,
     blocked_on, blocked_on_counter, counter, fingerprint_of, is_before, is_folded, is_moved, is_scan, is_sliced,
-    keeps_single, line_of, most_in_small, publish, publish_line, record_call, repeats_last, see_calls_before, takes,
-    verify,
+    keeps_single, line_of, most_in_small, publish, publish_line, repeats_last, see_calls_before, takes, verify,
 )
 from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport (
@@ -428,7 +427,7 @@ cdef void take_from_last(Group *g, Call *c) noexcept nogil:
 # lines of the next call show whether all ranks have refused it.
 cdef void enter_refused(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
-    record_call(g, c, True)
+    g.recorded.invalid = True
     c.kind = INVALID
     c.fingerprint = fingerprint_of(c)
     publish_line(g, c)
@@ -465,7 +464,7 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# Choose the pipeline by the call and by what all ranks share alone, so that all ranks choose alike.
+# Choose the pipeline only by the call and by values that are the same on all ranks, so that all ranks choose alike.
 cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone

@@ -113,8 +113,7 @@ cdef inline size_t slice_bound(Group *g, Call *c, int ring, int index) noexcept 
 
 
 cdef inline size_t chunks_per_slice(Group *g, Call *c) noexcept nogil:
-    cdef size_t largest = slice_bound(g, c, 0, 1)
-    return (largest + c.chunk_nbytes - 1) // c.chunk_nbytes if largest > 0 else 1
+    return (slice_bound(g, c, 0, 1) + c.chunk_nbytes - 1) // c.chunk_nbytes   # the first slice is the largest
 
 
 # The step of a transfer, counted from 1.

@@ -477,9 +477,11 @@ cdef class Endpoint:
             elif status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
+                    self.engine.check_open()   # a signal handler may have forked, and this is the child
                     self.engine.stalls.warn_if_due(self.engine, SR_WAIT_MESSAGE)
                 except BaseException:
-                    end_wait(self.matching.g, SR_WAIT_MESSAGE)
+                    if self.engine.closed_because is None:   # else the published wait is the parent's
+                        end_wait(self.matching.g, SR_WAIT_MESSAGE)
                     raise
                 self.engine.poll_abort(None, beside=True)
             elif status != BLOCKED:
@@ -493,6 +495,8 @@ cdef class Endpoint:
     cdef int abandon(self, Message *message, object error) except -1:
         cdef char[96] doing
         cdef bint moved = has_moved(&self.matching, message)
+        if self.engine.closed_because is not None:   # in a forked child: the message in the ring is the parent's
+            return 0
         withdraw(&self.matching, message)
         if moved:
             if message.is_send:

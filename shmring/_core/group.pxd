@@ -463,7 +463,7 @@ cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nog
     return &g.lane[rank].line[seq & (SR_LINES - 1)]
 
 
-cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
+cdef inline void record_call(Group *g, Call *c) noexcept nogil:
     cdef sr_record *record = &g.me.record[c.seq & (SR_RECORDS - 1)]
     cdef const Call *called = c
     if c.within != NULL:
@@ -479,7 +479,7 @@ cdef inline void record_call(Group *g, Call *c, bint invalid) noexcept nogil:
     if called.items != NULL:
         record.item_nbytes = called.items.nbytes
         memcpy(record.item_name, called.items.name, SR_ITEM_NAME_NBYTES)
-    record.invalid = invalid
+    record.invalid = False
     record.outcome = SR_UNDER_WAY
 
 
@@ -490,7 +490,7 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     c.deadline_ns = 0
     c.peer = c.giver = 0
     c.lines_seen = c.interrupted = c.relayed = c.backwards = c.swaps_places = False
-    record_call(g, c, False)
+    record_call(g, c)
 
 
 # Publish this rank's line of the call. Its payload has been written before. Pairs with verify_next, and with

@@ -1,4 +1,4 @@
-# The C declarations of the shared segment and of what works on it: flags, fault points, slices, single copies.
+# The C declarations of the shared segment, of what works on it in src/sync/, of fault points and of single copies.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t

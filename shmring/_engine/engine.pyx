@@ -36,7 +36,7 @@ from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
     start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,
 )
-from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, Queue, Task, is_finished, is_pending, oldest
+from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
 from .state cimport (
     ParkedThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
     most_suspect, world_number,
@@ -200,7 +200,7 @@ cdef class Engine(State):
                 # before its first local step has its record already.
                 c.seq = self.g.seq + 1
                 c.number = self.number_of(self.g.seq) + 1
-                record_call(&self.g, c, False)
+                record_call(&self.g, c)
             self.check()
         self.nbegun += 1
         return 0
@@ -248,12 +248,15 @@ cdef class Engine(State):
         try:
             if status == SIGNALLED:
                 PyErr_CheckSignals()
+                self.check_open()   # a signal handler may have forked, and this is the child
                 self.stalls.warn_if_due(self, SR_WAIT_CALL)
                 self.poll_abort(c.seq)
                 self.compare_calls(c)
                 return 0
             self.give_up_for(c, status)
         except BaseException as error:
+            if self.closed_because is not None:   # the call and its record are the parent's
+                raise
             if status == SIGNALLED:
                 end_call(g, SR_RAISED)
             self.end_by(error)
@@ -647,6 +650,8 @@ cdef class Engine(State):
                         status = step_until(q, task, until_ns)
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
+                        if not is_finished(q, task):
+                            self.check_open()   # as in raise_for_status
                         try:
                             self.poll_abort(self.g.seq)
                             if self.g.inter != NULL and copy_begun(q, &call):
@@ -850,8 +855,11 @@ cdef class Engine(State):
             self.leave_call()
 
     cdef int set_trace(self, TraceBuffer buffer) except -1:
-        with nogil:   # the thread that has the stepper may need the GIL
-            acquire_stepper(self.queue)
+        # A thread may have the stepper for a whole call, so others get the GIL meanwhile. This thread never waits for
+        # the GIL with the stepper: a thread that has the GIL may wait for the stepper.
+        while not sr_flag_take(&self.queue.stepper, WAITER):
+            with nogil:
+                sr_yield()
         self.g.trace = NULL if buffer is None else &buffer.calls
         sr_flag_set(&self.queue.stepper, 0)
         self.g.p2p_trace = NULL if buffer is None else &buffer.messages   # read with the GIL held
@@ -866,16 +874,15 @@ cdef class Engine(State):
 
     def set_blocks(self, list blocks):
         """Set the shared arrays that this process maps: (id, begin of rank 0's part, begin of the own part, stride)."""
-        cdef int i
+        cdef int i = 0
         cdef Group *g = &self.g
+        cdef list by_own = sorted(blocks, key=lambda entry: entry[2])
         cdef Block *table = <Block *> calloc(len(blocks) + 1, sizeof(Block))
         if table == NULL:
             raise MemoryError()
-        for i, (block, begin, own, stride) in enumerate(sorted(blocks, key=lambda entry: entry[2])):
-            table[i].id = block
-            table[i].begin = begin
-            table[i].own = own
-            table[i].stride = stride
+        for block in by_own:
+            table[i].id, table[i].begin, table[i].own, table[i].stride = block
+            i += 1
         acquire_stepper(self.queue)
         while not sr_flag_take(&g.blocks_lock, 1):   # a message is copied out of a block: at most one step of it
             sr_yield()

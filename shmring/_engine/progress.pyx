@@ -356,8 +356,8 @@ cdef bint is_thread_running() noexcept:
     return sr_flag_load(&background.thread) != 0
 
 
-# Let the progress thread step a pollable from now on, and call owner._attend() when the GIL is needed. The pollable may
-# be enlisted already.
+# Let the progress thread step a pollable from now on, and call owner._attend() when the GIL is needed. Another thread
+# may have enlisted the pollable while this one started the thread.
 cdef int enlist(Pollable *e, object owner) except -1:
     delist(e)
     _owners[id(owner)] = weakref.ref(owner, functools.partial(_owners.pop, id(owner)))
@@ -501,16 +501,19 @@ cdef int go_round(sr_waitset *waitset) noexcept nogil:
 # Step one communicator's calls, unless a thread waits for one of them: that thread steps them.
 cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil:
     cdef Queue *q = <Queue *> e
-    cdef int found = IDLE
+    cdef int found
     cdef int news = e.news   # the thread may have slept on it
     e.news = 0
     if not is_pending(q):
         return REAPABLE if sr_flag_load(&q.reaped) != sr_flag_load(&q.finished) else IDLE
-    if sr_flag_load(&q.nwaiters) == 0 and sr_flag_take(&q.stepper, BACKGROUND):
-        if news != 0:
-            sr_conn_take_news(news)
-        found = step_in_background(q, waitset)
-        sr_flag_set(&q.stepper, 0)
+    if sr_flag_load(&q.nwaiters) != 0:
+        return IDLE
+    if not sr_flag_take(&q.stepper, BACKGROUND):
+        return WAITING   # another thread has it for a moment, and wakes nobody afterwards
+    if news != 0:
+        sr_conn_take_news(news)
+    found = step_in_background(q, waitset)
+    sr_flag_set(&q.stepper, 0)
     return found
 
 

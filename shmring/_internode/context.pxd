@@ -182,7 +182,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     inter.first_local = g.seq + 1
     c.number = call_number(inter, inter.seq)
     c.seq = g.seq + 1   # sequence number of its first local step, if it has one
-    record_call(g, c, False)
+    record_call(g, c)
     inter.turn = inter.stage = 0
     inter.runs_locally = inter.has_started = False
     inter.is_to_confirm = inter.confirmer != NULL and is_one_sided(c)

@@ -80,10 +80,12 @@ def _address_of(sock: socket.socket) -> str:
 
 
 def _pack(error: Error) -> bytes:
-    attributes = {name: getattr(error, name) for name in _SENT_ATTRIBUTES if hasattr(error, name)}
-    body = json.dumps({"type": type(error).__name__, "text": str(error), **attributes}).encode()
+    fields = {name: getattr(error, name) for name in _SENT_ATTRIBUTES if hasattr(error, name)}
+    fields |= {"type": type(error).__name__, "text": str(error)}
+    body = json.dumps(fields).encode()
     if len(body) > MOST_NBYTES:  # for example the calls of thousands of ranks
-        body = json.dumps({"type": type(error).__name__, "text": str(error)[:2000]}).encode()
+        fields = {name: value[:1000] if isinstance(value, str) else value for name, value in fields.items()}
+        body = json.dumps(fields | {"calls": ()}).encode()
     return body
 
 

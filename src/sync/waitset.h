@@ -57,11 +57,24 @@ static inline int sr_waitset_try(struct sr_waitset *waitset, uint64_t limit_ns)
     return (int)woken;
 }
 
-/* Sleep until one of the events is signalled, at most `limit_ns`. On a kernel without futex_waitv sleep for 0.2 ms. */
+/* Sleep on the first event alone, at most `limit_ns`: all that a kernel without futex_waitv can do. */
+static inline void sr_waitset_sleep_on_first(const struct sr_waitset *waitset, uint64_t limit_ns)
+{
+    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
+    syscall(SYS_futex, (void *)(uintptr_t)waitset->event[0].address, FUTEX_WAIT,
+            (uint32_t)waitset->event[0].generation, &limit, NULL, 0);
+}
+
+/* Sleep until one of the events is signalled, at most `limit_ns`. On a kernel without futex_waitv, which cannot wait
+   for several events, sleep for 0.2 ms if there are several. */
 static inline void sr_waitset_sleep(struct sr_waitset *waitset, uint64_t limit_ns)
 {
     struct timespec moment = {0, 200000};
-    if (sr_waitset_try(waitset, limit_ns) == SR_WAITSET_UNKNOWN)
+    if (sr_waitset_try(waitset, limit_ns) != SR_WAITSET_UNKNOWN)
+        return;
+    if (waitset->n == 1)
+        sr_waitset_sleep_on_first(waitset, limit_ns);
+    else
         nanosleep(&moment, NULL);
 }
 
@@ -85,11 +98,9 @@ static inline bool sr_waitset_watch_liveness(struct sr_waitset *waitset, struct 
    sleep: an entry other than the first one. Before Linux 5.16 a death does not end the sleep. */
 static inline bool sr_waitset_sleep_until_death(struct sr_waitset *waitset, uint64_t limit_ns)
 {
-    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
     int woken = sr_waitset_try(waitset, limit_ns);
     if (woken == SR_WAITSET_UNKNOWN)
-        syscall(SYS_futex, (void *)(uintptr_t)waitset->event[0].address, FUTEX_WAIT,
-                (uint32_t)waitset->event[0].generation, &limit, NULL, 0);
+        sr_waitset_sleep_on_first(waitset, limit_ns);
     return woken > 0;
 }
 

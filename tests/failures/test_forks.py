@@ -6,6 +6,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from ranks import when_there
 
 import shmring
 from shmring._system import procfs
@@ -200,6 +202,45 @@ def test_a_forked_child_is_refused_everything_and_disturbs_nobody(world_over_hos
     ranks = world_of(2) if nodes == [0, 0] else world_over_hosts(nodes)
     for text in ranks(fork_with_everything_under_way, where):
         assert text == "{}", text
+
+
+def fork_in_a_handler(comm, how, forked):
+    """A handler forks while rank 0 waits, and the child comes back to the call. Return its exit code."""
+    x = np.full(5000, comm.rank + 1.0)
+    calls = {
+        "a call": lambda: comm.all_reduce(x),
+        "a call in the background": lambda: comm.all_reduce(x, async_op=True).wait(),
+        "a receive": lambda: comm.recv(x, 1) if comm.rank == 0 else comm.send(x, 0),
+    }
+    if comm.rank == 1:
+        when_there(forked)
+        calls[how]()
+        comm.barrier()
+        return None
+    child = None
+
+    def fork(*_):
+        nonlocal child
+        child = os.fork()
+        if child:
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            forked.touch()
+
+    before = signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    error = _error_of(calls[how])
+    if child == 0:
+        os._exit(0 if isinstance(error, shmring.Closed) else 1)
+    signal.signal(signal.SIGALRM, before)
+    assert error is None
+    assert (x == (2 if how == "a receive" else 3)).all()
+    comm.barrier()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("how", ["a call", "a call in the background", "a receive"])
+def test_the_child_of_a_signal_handler_does_not_go_on_with_the_call(world_of, tmp_path, how):
+    assert world_of(2)(fork_in_a_handler, how, tmp_path / "forked") == [0, None]
 
 
 def put_and_fork(comm):

@@ -17,7 +17,7 @@ from mismatch_programs import LAYOUTS, SETTINGS, run_odd_program
 from ranks import Died, Ranks, until_there
 
 import shmring
-from shmring._transport.notifications import Notifications
+from shmring._transport.notifications import Notifications, _error_in, _pack
 from tests.collectives.test_errors import assert_all, ones
 
 PROGRAMS = 16  # for each layout
@@ -236,3 +236,10 @@ def go_ahead(comm, path):
 
 def test_no_rank_is_more_than_a_call_ahead_of_another_host(world_over_hosts, tmp_path):
     assert world_over_hosts([0, 1])(go_ahead, tmp_path / "ahead")[0] == 1
+
+
+def test_an_error_that_is_too_long_for_other_hosts_keeps_its_rank_and_call():
+    calls = ("reduce(float32[1024], sum, root=0)",) * 4096
+    error = _error_in(_pack(shmring.Mismatch("they differ", rank=3, op="reduce", seq=7, calls=calls)), 0)
+    assert isinstance(error, shmring.Mismatch)
+    assert (str(error), error.rank, error.op, error.seq, error.calls) == ("they differ", 3, "reduce", 7, ())

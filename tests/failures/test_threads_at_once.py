@@ -1,6 +1,7 @@
 """Several threads on one communicator, or on several at once: refused calls, and places where the interpreter
 may switch threads in the middle."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ranks import when_there
+
+from shmring._diagnostics.flight_recorder import TraceBuffer
 
 MOMENT_S = 0.3  # time for another thread to begin its wait on a busy machine
 
@@ -146,6 +149,62 @@ def fuse_at_once(comm, refused):
 
 def test_a_second_fused_call_leaves_the_first_ones_buffer_alone(world_of, tmp_path):
     assert world_of(2)(fuse_at_once, tmp_path / "refused") == [True, True]
+
+
+@contextlib.contextmanager
+def releases_in_another_thread(comm, path):
+    """Let another thread do what the release of a shared array does, again and again. Yield the engine."""
+    with comm.trace(path) as trace:
+        engine = trace._engine
+    is_over = threading.Event()
+
+    def release():
+        while not is_over.is_set():
+            for _ in range(200):
+                engine.set_blocks([])
+            time.sleep(0)  # lets the other thread have the GIL
+
+    releasing = begun(release)
+    try:
+        yield engine
+    finally:
+        is_over.set()
+        releasing.join()
+    assert releasing.raised is None
+
+
+def trace_beside_releases(comm, path):
+    with releases_in_another_thread(comm, path) as engine:
+        for _ in range(20_000):
+            buffer = TraceBuffer(16)
+            engine.trace_into(buffer)
+            engine.stop_trace(buffer)
+
+
+def test_a_trace_begins_and_ends_beside_releases(world_of, tmp_path):
+    world_of(1)(trace_beside_releases, tmp_path / "trace.json")
+
+
+def advance_beside_releases(comm, path, turns):
+    """Return, on rank 0, how many calls in the background go on only long after the other rank has come."""
+    x, nlate = np.ones(3), 0
+    if comm.rank == 1:
+        for _ in range(turns):
+            time.sleep(0.2)
+            comm.all_reduce(x, "max")
+        return None
+    with releases_in_another_thread(comm, path):
+        for _ in range(turns):
+            begin = time.monotonic()
+            work = comm.all_reduce(x, "max", async_op=True)
+            while not work.done():
+                time.sleep(0.001)
+            nlate += time.monotonic() - begin > 0.5
+    return nlate
+
+
+def test_calls_in_the_background_go_on_beside_releases(world_of, tmp_path):
+    assert world_of(2)(advance_beside_releases, tmp_path / "trace.json", 20)[0] <= 1
 
 
 # Making a thread is slow here, so other threads request the background thread in the meantime.

@@ -1,5 +1,5 @@
-"""Ranks whose liveness the kernel does not watch, as under a seccomp profile without set_robust_list: init()
-warns, and the other ranks still see deaths."""
+"""Ranks whose kernel or seccomp profile lacks a system call. Without set_robust_list the kernel watches no
+rank: init() warns, and the other ranks still see deaths. Without futex_waitv an idle rank sleeps as well."""
 
 import ctypes
 import logging
@@ -8,6 +8,8 @@ import os
 import platform
 import signal
 import struct
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import shmring
 
 FORK = multiprocessing.get_context("fork")
 SET_ROBUST_LIST = {"x86_64": 273, "aarch64": 99}.get(platform.machine())
+FUTEX_WAITV = 449  # on every machine
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # and the errno
@@ -31,11 +34,11 @@ class Filter(ctypes.Structure):
     _fields_ = (("count", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
-def refuse_to_watch():
-    """From here on the kernel refuses set_robust_list to this process."""
+def refuse(call):
+    """From here on the kernel refuses this system call to this process."""
     steps = [
         (LOAD, 0, 0, 0),
-        (JUMP_IF_EQUAL, 0, 1, SET_ROBUST_LIST),
+        (JUMP_IF_EQUAL, 0, 1, call),
         (RETURN, 0, 0, REFUSE | 38),  # ENOSYS
         (RETURN, 0, 0, ALLOW),
     ]
@@ -84,7 +87,7 @@ def in_shrink(comm, first):
 
 def live(world, rank, refused, where, pipe):
     if rank in refused:
-        refuse_to_watch()
+        refuse(SET_ROBUST_LIST)
     log = Kept()
     logging.getLogger("shmring").addHandler(log)
     comm = shmring.init(world, rank=rank, timeout=TIMEOUT_S)
@@ -122,3 +125,30 @@ def test_a_death_is_seen_and_that_it_is_looked_for_is_reported(refused, where):
     assert ends[0].recv() == (shmring.RankFailed, 1)
     for process in processes:
         process.join()
+
+
+def sleeps_begun():
+    """Return how often the threads of this process have gone to sleep so far."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
+        count += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    return count
+
+
+def rest_without_futex_waitv(pipe):
+    refuse(FUTEX_WAITV)
+    with shmring.init(shmring.world(1), rank=0) as comm:
+        comm.all_reduce(np.ones(100_000), async_op=True).wait()  # starts the thread in the background
+        before = sleeps_begun()
+        time.sleep(1)
+        pipe.send(sleeps_begun() - before)
+
+
+def test_the_thread_in_the_background_rests_without_futex_waitv():
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=rest_without_futex_waitv, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.recv() < 100
+    process.join()
