@@ -1,10 +1,14 @@
-"""Checks of arguments that are integers, seconds or lists. Any module may import them."""
+"""Checks of arguments: integers, seconds, lists, and what the other ranks learn of a wrong one.
+
+Any module may import them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import ItemsView, KeysView, Mapping, Set
-from typing import SupportsFloat, SupportsIndex
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set
+from typing import Any, SupportsFloat, SupportsIndex
 
 
 def integer(what: str, number: SupportsIndex) -> int:
@@ -30,3 +34,13 @@ def is_no_list(given: object) -> bool:
     if isinstance(given, (KeysView, ItemsView)):  # sets that have the order of their mapping
         return False
     return isinstance(given, (str, bytes, bytearray, memoryview, Mapping, Set))
+
+
+@contextlib.contextmanager
+def refusing(comm: Any, kind: str, errors: type[BaseException] = Exception) -> Iterator[None]:
+    """Refuse the collective `kind`, by `Comm.refuse`, if the block raises: other ranks may wait in it."""
+    try:
+        yield
+    except errors:
+        comm.refuse(kind)
+        raise

@@ -43,6 +43,9 @@ class CallLock:
     def release(self) -> None:
         """Let the next thread have the lock."""
 
+    def is_mine(self) -> bool:
+        """Return whether this thread has the lock, as in a signal handler during a call of its own."""
+
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 
@@ -72,6 +75,8 @@ def reduce_scatter_single(self: Any, *arguments: Any, **keywords: Any) -> Any:
 class XlaCall:
     """A call in a compiled program: run(comm, arrays, outs) makes it; comm() is the communicator, None if it
     is gone.
+
+    If op is given, the call is `comm.all_reduce(array, op)`, and several arrays are left to `run`.
     """
 
     def __init__(

@@ -120,6 +120,10 @@ cdef class CallLock:
             raise RuntimeError("a lock is released that no thread holds")
         self.give_back()
 
+    cpdef bint is_mine(self) noexcept:
+        """Return whether this thread has the lock, as in a signal handler during a call of its own."""
+        return self.is_held and self.owner == <unsigned long> PyThread_get_thread_ident()
+
     def __enter__(self):
         self.take(-1.0)
 
@@ -134,8 +138,7 @@ cdef class CallLock:
         return True
 
     cdef bint take_later(self, double timeout) except -1:
-        cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
-        if self.owner == thread and timeout < 0:
+        if timeout < 0 and self.is_mine():
             raise RuntimeError("a signal handler called a process group during a call of the same group; let the "
                                "handler note the signal, and act on the note after the call")
         turn = threading.Lock()
@@ -148,7 +151,7 @@ cdef class CallLock:
             if not self.leave(turn):
                 self.give_back()
             raise
-        self.owner = thread
+        self.owner = <unsigned long> PyThread_get_thread_ident()
         return True
 
     # Return whether the thread was still waiting: a release may have come when its wait had just ended.

@@ -5,11 +5,10 @@ Only register_backend imports this module, since the class derives from a class 
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ray.util.collective.types import ReduceOp
 
 import shmring
 
+from .._arguments import refusing
 from .._config.settings import address_text
 from ._tasks import free_port
 
@@ -54,7 +54,7 @@ class Group(BaseGroup):  # type: ignore[misc]
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = None) -> None:
         """Reduce in place."""
-        with self._refusing("all_reduce"):
+        with refusing(self._comm, "all_reduce"):
             x = _one(tensor)
         self._comm.all_reduce(x, op=_op(allreduce_options))
 
@@ -64,13 +64,13 @@ class Group(BaseGroup):  # type: ignore[misc]
     def reduce(self, tensor: list[Any], reduce_options: Any = None) -> None:
         """Reduce in place on the root; the other tensors do not change."""
         root = getattr(reduce_options, "root_rank", 0)
-        with self._refusing("reduce"):
+        with refusing(self._comm, "reduce"):
             x = _one(tensor, is_written=self.rank == root)
         self._comm.reduce(x, op=_op(reduce_options), root=root)
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any = None) -> None:
         root = getattr(broadcast_options, "root_rank", 0)
-        with self._refusing("broadcast"):
+        with refusing(self._comm, "broadcast"):
             x = _one(tensor, is_written=self.rank != root)
         self._comm.broadcast(x, root=root)
 
@@ -78,7 +78,7 @@ class Group(BaseGroup):  # type: ignore[misc]
         self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None
     ) -> None:
         """Copy rank r's tensor to tensor_list[0][r]."""
-        with self._refusing("all_gather"):
+        with refusing(self._comm, "all_gather"):
             x, parts = _one(tensor, is_written=False), _each(tensor_list, is_written=True)
             _check_alike(x, parts)
             x, gathered = _in_c_order(x), _rows(self.world_size, x)
@@ -90,7 +90,7 @@ class Group(BaseGroup):  # type: ignore[misc]
         self, tensor: list[Any], tensor_list: list[list[Any]], reducescatter_options: Any = None
     ) -> None:
         """Set tensor to the reduced tensor_list[0][rank]; the list does not change."""
-        with self._refusing("reduce_scatter"):
+        with refusing(self._comm, "reduce_scatter"):
             out, parts = _one(tensor), _each(tensor_list, is_written=False)
             _check_alike(out, parts)
             x = _rows(len(parts), out)
@@ -106,15 +106,6 @@ class Group(BaseGroup):  # type: ignore[misc]
 
     def recv(self, tensor: list[Any], recv_options: Any) -> None:
         self._comm.recv(_one(tensor), recv_options.src_rank)
-
-    @contextlib.contextmanager
-    def _refusing(self, kind: Any) -> Iterator[None]:
-        """Report an error before the collective is called to the ranks that wait in it."""
-        try:
-            yield
-        except Exception:
-            self._comm.refuse(kind)
-            raise
 
 
 def _meet(world_size: int, rank: int, group_name: str) -> shmring.Comm:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import shmring
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from .._config.optional_deps import need
 from ._jax.call import Call, group_of
 
@@ -134,7 +134,7 @@ def all_reduce(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") -> A
     >>> shmring_jax.all_reduce({"w": np.ones(2, "f4")}, comm)["w"].tolist()
     [2.0, 2.0]
     """
-    with _refusing(comm, "all_reduce"):
+    with refusing(comm, "all_reduce"):
         op = shmring.Op(op)
     return _run(comm, "all_reduce", tree, op.value)
 
@@ -166,7 +166,7 @@ def broadcast(tree: Any, comm: shmring.Comm, root: int = 0) -> Any:
     >>> shmring_jax.broadcast(np.full(2, comm.rank, "i4"), comm, root=1).tolist()
     [1, 1]
     """
-    with _refusing(comm, "broadcast"):
+    with refusing(comm, "broadcast"):
         root = _rank(comm, "root", root)
     return _run(comm, "broadcast", tree, root)
 
@@ -226,7 +226,7 @@ def reduce_scatter(tree: Any, comm: shmring.Comm, op: shmring.Op | str = "sum") 
     >>> shmring_jax.reduce_scatter(np.arange(4, dtype="i4"), comm).tolist()  # rank 1 gets [4, 6]
     [0, 2]
     """
-    with _refusing(comm, "reduce_scatter"):
+    with refusing(comm, "reduce_scatter"):
         op = shmring.Op(op)
     return _run(comm, "reduce_scatter", tree, op.value)
 
@@ -397,15 +397,9 @@ def _rank(comm: shmring.Comm, name: str, rank: int) -> int:
     return found
 
 
-@contextlib.contextmanager
-def _refusing(comm: shmring.Comm, kind: Any) -> Iterator[None]:
-    """Report an argument error inside the block to the ranks that wait in the collective `kind`."""
-    try:
-        yield
-    except Exception:  # also JAX's OverflowError for a large int
-        if kind != "send":
-            comm.refuse(kind)
-        raise
+def _refusing(comm: shmring.Comm, kind: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager for the checks before a call. No rank waits for a send that is not made."""
+    return contextlib.nullcontext() if kind == "send" else refusing(comm, kind)
 
 
 @functools.cache

@@ -6,15 +6,15 @@ cannot compile it: leave `jit_compile` off, the default on CPUs.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 import shmring
 
+from .._arguments import refusing
 from .._config.optional_deps import need
 
 __all__ = [
@@ -213,7 +213,7 @@ def average_metrics(comm: shmring.Comm) -> Any:
 
     def average(_: int, logs: dict[str, Any]) -> None:
         names = sorted(logs)
-        with _refusing(comm):
+        with refusing(comm, "all_reduce"):
             values = np.array([float(logs[name]) for name in names])
         comm.all_reduce(values, "avg")
         logs.update(zip(names, values.tolist(), strict=True))
@@ -237,19 +237,9 @@ def _tensorflow() -> Any:
 
 def _op_of(comm: shmring.Comm, op: shmring.Op | str) -> shmring.Op:
     """Return the op. A wrong op raises ValueError on this rank and Mismatch on the others."""
-    try:  # not _refusing: AutoGraph may convert this function
+    try:  # not `refusing`: AutoGraph may convert this function
         return shmring.Op(op)
     except ValueError:
-        comm.refuse("all_reduce")
-        raise
-
-
-@contextlib.contextmanager
-def _refusing(comm: shmring.Comm) -> Iterator[None]:
-    """Report an error before the all-reduce to the ranks that wait in it."""
-    try:
-        yield
-    except Exception:
         comm.refuse("all_reduce")
         raise
 
@@ -258,7 +248,7 @@ def _all_reduce_grads(
     gradients: Iterable[Any], comm: shmring.Comm, op: shmring.Op, sparse_as_dense: bool
 ) -> list[Any]:
     tf = _tensorflow()
-    with _refusing(comm):
+    with refusing(comm, "all_reduce"):
         found = list(gradients)
         if sparse_as_dense:  # an error if the slices do not know the shape of the tensor
             found = [each if each is None else tf.convert_to_tensor(each) for each in found]

@@ -6,17 +6,16 @@ then all ranks continue from the mean of the weights.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 import shmring
 
-from .._arguments import integer, is_no_list
+from .._arguments import integer, is_no_list, refusing
 from .._config.optional_deps import need
 
 __all__ = ["average", "fit_partial_batches"]
@@ -129,7 +128,7 @@ def fit_partial_batches(
     >>> shmring_sklearn.fit_partial_batches(model, comm, batches[comm.rank :: 2], classes=[0, 1]) is model
     True
     """
-    with _refusing(comm):
+    with refusing(comm, "all_reduce"):
         every = integer("every", every)
         if every < 1:
             raise ValueError(f"every is {every}; it must be 1 batch or more")
@@ -138,7 +137,7 @@ def fit_partial_batches(
     learning: Any = estimator
     while True:
         samples = 0
-        with _refusing(comm):
+        with refusing(comm, "all_reduce", BaseException):
             for images, labels in itertools.islice(left, every):
                 learning.partial_fit(images, labels, **known)
                 samples += len(labels)
@@ -148,7 +147,7 @@ def fit_partial_batches(
 
 def _average(estimator: Any, comm: shmring.Comm, weight: float, attributes: Sequence[str]) -> bool:
     """Average; return whether any rank had a weight above 0."""
-    with _refusing(comm):
+    with refusing(comm, "all_reduce"):
         arrays = _weights_of(estimator, attributes)
         if not 0 <= weight < math.inf:
             raise ValueError(f"weight is {weight}; it must be a finite number, 0 or more")
@@ -187,13 +186,3 @@ def _listed(found: Any) -> list[Any]:
 
 def _can_be_averaged(array: Any) -> bool:
     return isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.flags.writeable
-
-
-@contextlib.contextmanager
-def _refusing(comm: shmring.Comm) -> Iterator[None]:
-    """Report an error before the all-reduce to the ranks that wait in it."""
-    try:
-        yield
-    except BaseException:
-        comm.refuse("all_reduce")
-        raise

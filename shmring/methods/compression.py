@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 import shmring
 from shmring.errors import agreed
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from .._comm.error_feedback import Residuals
 from .flat import check_in_place, check_op, parts, views, without_feedback
 
@@ -182,12 +182,9 @@ class Compressor:
         TypeError, ValueError, Error
             As `all_reduce`.
         """
-        try:
+        with refusing(comm, "all_reduce"):
             arrays = list(arrays)
             _check(arrays, op)
-        except (TypeError, ValueError):
-            comm.refuse("all_reduce")
-            raise
         if async_op:
             return Reduction(comm, self._steps(comm, arrays, op, None))
         comm.run_steps(self._reduce_now, comm, arrays, op)

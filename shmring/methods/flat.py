@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 import shmring
 from shmring.errors import agreed
 
+from .._arguments import refusing
+
 if TYPE_CHECKING:
     from shmring import Comm
 
@@ -411,11 +413,8 @@ def agree(comm: Comm, **given: float) -> None:
     >>> from shmring.methods.flat import agree
     >>> agree(comm, stage=2, every=4)
     """
-    try:
+    with refusing(comm, "all_gather"):
         own = np.array([float(value) for value in given.values()])
-    except (TypeError, ValueError, OverflowError):
-        comm.refuse("all_gather")
-        raise
     for name, by_rank in zip(given, comm.all_gather(own).T.tolist(), strict=True):
         if len(set(by_rank)) > 1:
             shown = ", ".join(repr(value).removesuffix(".0") for value in by_rank)

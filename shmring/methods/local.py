@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from .flat import agree, check_alike, check_op, dtype_of, one_call, one_call_to_make, views
 
 if TYPE_CHECKING:
@@ -26,14 +26,11 @@ class _Periodic:
     """A flat array in shared memory, which is reduced in every `every`-th step."""
 
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
-        try:
+        with refusing(comm, "all_gather"):
             dtype = dtype_of(like)
             every = integer("every", every)
             if every < 1:
                 raise ValueError(f"every is {every}; it must be 1 step or more")
-        except Exception:
-            comm.refuse("all_gather")
-            raise
         agree(comm, every=every)
         self.every = every
         self.synchronisations = 0
@@ -88,11 +85,8 @@ class GradientAccumulation(_Periodic):
 
     @one_call_to_make
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int, *, op: _Op = "avg") -> None:
-        try:
+        with refusing(comm, "all_gather"):
             check_op(op)
-        except ValueError:
-            comm.refuse("all_gather")
-            raise
         super().__init__(comm, like, every)
         self._op = op
 
@@ -125,11 +119,8 @@ class GradientAccumulation(_Periodic):
         Error
             As `Comm.all_reduce`.
         """
-        try:
+        with refusing(self._comm, "all_reduce"):
             check_alike(gradients, self._views, "gradients")
-        except (TypeError, ValueError):
-            self._comm.refuse("all_reduce")
-            raise
         first = self._steps % self.every == 0
         with np.errstate(all="ignore"):  # an error on one rank would leave the others waiting
             for total, part in zip(self._views, gradients, strict=True):

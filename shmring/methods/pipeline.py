@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from ..errors import agreed
 from .flat import abort_after, agree, check_alike, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import Rule, apply, scratch_for
@@ -164,15 +164,12 @@ class Pipeline:
         micro_batches: int,
         receives: tuple[tuple[int, ...], DTypeLike] | None = None,
     ) -> None:
-        try:
+        with refusing(comm, "all_gather"):
             check_rule(rule)
             dtype = dtype_of(weights)
             micro_batches = integer("micro_batches", micro_batches)
             if (receives is None) != (comm.rank == 0):
                 raise ValueError("receives, the shape and dtype of x, is required on all ranks except rank 0")
-        except Exception:
-            comm.refuse("all_gather")
-            raise
         agree(comm, micro_batches=micro_batches)
         if micro_batches < comm.size:
             why = f"micro_batches is {micro_batches}; {comm.size} stages need {comm.size} or more"
@@ -241,15 +238,12 @@ class Pipeline:
         Error
             As `Comm.send`.
         """
-        try:
+        with refusing(self._comm, "all_gather"):
             if inputs is None and self._comm.rank == 0:
                 raise ValueError("rank 0 needs inputs")
             if loss_gradient is None and self._is_last:
                 raise ValueError(f"rank {self._comm.rank}, the last one, needs loss_gradient")
             batches = integer("batches", batches)
-        except (TypeError, ValueError):
-            self._comm.refuse("all_gather")
-            raise
         agree(self._comm, batches=batches)
         if batches < 0:
             raise agreed(ValueError(f"batches is {batches}; it must be 0 or more"))

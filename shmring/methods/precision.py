@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._arguments import refusing
 from .flat import agree, check_arrays, one_call, one_call_to_make
 
 if TYPE_CHECKING:
@@ -116,11 +117,8 @@ class LossScaler:
             As `Comm.all_reduce`.
         """
         into = gradients if out is None else out
-        try:
+        with refusing(self._comm, "all_reduce"):
             _check_into(gradients, into)
-        except (TypeError, ValueError):
-            self._comm.refuse("all_reduce")
-            raise
         self._overflow[...] = not all(map(_is_finite, gradients))
         self._agree()
         if self._overflow:

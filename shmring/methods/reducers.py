@@ -16,7 +16,7 @@ import numpy as np
 
 import shmring
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from ..errors import agreed
 from .flat import FOLDS, abort_after, check_folded, one_call_to_make
 
@@ -83,12 +83,9 @@ class ReductionServers:
     def __init__(
         self, comm: shmring.Comm, reducers: Iterable[int], *, chunk_nbytes: int = 1 << 16, depth: int = 4
     ) -> None:
-        try:
+        with refusing(comm, "all_gather"):
             self.reducers = tuple(integer("a reducer", rank) for rank in reducers)
             chunk_nbytes, depth = integer("chunk_nbytes", chunk_nbytes), integer("depth", depth)
-        except TypeError:
-            comm.refuse("all_gather")
-            raise
         places = comm.all_gather_object((comm.node, (self.reducers, chunk_nbytes, depth)))
         if any(given != places[0][1] for _, given in places):
             raise agreed(

@@ -13,7 +13,7 @@ import numpy as np
 
 import shmring
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from ..errors import agreed
 from .flat import abort_after, check_arrays, check_rule, one_call_to_make
 from .rules import SGD, Rule, apply, scratch_for
@@ -96,15 +96,12 @@ class ParameterServer:
         servers: int | Sequence[int] = 1,
         staleness: int | None = 0,
     ) -> None:
-        try:
+        with refusing(comm, "broadcast"):
             _check_array(params)
             _check_staleness(staleness)
             ranks, dedicated = _server_ranks(comm, servers)
             if not dedicated or comm.rank in ranks:
                 check_rule(rule)
-        except (TypeError, ValueError):
-            comm.refuse("broadcast")
-            raise
         self.shape, self.dtype = params.shape, params.dtype
         begin = params.reshape(-1).copy()
         comm.broadcast(begin)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from .flat import check_arrays, check_op, check_rule, dtype_of, one_call, one_call_to_make, views
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
@@ -86,12 +86,9 @@ class ShardedOptimizer:
         op: str = "avg",
         bucket_nbytes: int = 1 << 20,
     ) -> None:
-        try:
+        with refusing(comm, "broadcast"):
             bucket_nbytes = integer("bucket_nbytes", bucket_nbytes)
             dtype = _checked(params, rule, stage, op, bucket_nbytes)
-        except Exception:
-            comm.refuse("broadcast")
-            raise
         self._comm, self.rule, self.stage = comm, rule, stage
         self.steps = 0
         self._count = sum(param.size for param in params)
@@ -163,11 +160,8 @@ class ShardedOptimizer:
             As `Comm.reduce_scatter`.
         """
         index = self._missing - 1
-        try:
+        with refusing(self._comm, "reduce_scatter" if self.stage == 2 else "all_reduce"):
             self._check_next(gradient, index)
-        except (TypeError, ValueError):
-            self._comm.refuse("reduce_scatter" if self.stage == 2 else "all_reduce")
-            raise
         if self.gradients is not None:
             if gradient is not self.gradients[index]:
                 self.gradients[index][...] = gradient
@@ -268,11 +262,8 @@ class ShardedOptimizer:
         """
         steps, whole = np.zeros((), np.int64), []
         if self._comm.rank == root:
-            try:
+            with refusing(self._comm, "broadcast"):
                 whole, steps[...] = self._padded(saved), saved["steps"] if saved else 0
-            except Exception:
-                self._comm.refuse("broadcast")
-                raise
         self._comm.broadcast(steps, root)
         self.steps = int(steps)
         for begin, end in self._buckets:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shmring.errors import agreed
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from .flat import agree, check_arrays, check_in_place, one_call, without_feedback
 
 if TYPE_CHECKING:
@@ -68,13 +68,10 @@ class SparseAllReduce:
     """
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
-        try:
+        with refusing(comm, "all_gather"):
             block = integer("block", block)
             if block < 1:
                 raise ValueError(f"block is {block}; it must be 1 element or more")
-        except (TypeError, ValueError):
-            comm.refuse("all_gather")
-            raise
         if dense_above is None:
             dense_above = _BREAK_EVEN if comm.num_nodes == 1 else _BREAK_EVEN_ACROSS
         agree(comm, block=block, dense_above=dense_above)
@@ -133,13 +130,10 @@ class SparseAllReduce:
 
     def _checked(self, x: Array) -> Array:
         """Return x in one dimension, after checking it."""
-        try:
+        with refusing(self._comm, "all_reduce"):
             check_in_place(x)
             if x.dtype.hasobject or x.itemsize == 0:  # their bits cannot be read
                 raise TypeError(f"x is {x.dtype}; pass an array of numbers")
-        except (TypeError, ValueError):
-            self._comm.refuse("all_reduce")
-            raise
         return x.reshape(-1)
 
     def _staged(self, count: int, dtype: np.dtype[Any]) -> Array:
@@ -202,12 +196,9 @@ def all_reduce_pairs(
     >>> indices.tolist(), sums.tolist()
     ([0, 1, 7], [1.0, 1.0, 2.0])
     """
-    try:
+    with refusing(comm, "all_gather"):
         length, dense_above = integer("length", length), float(dense_above)
         _check_pairs(indices, values, length)
-    except (TypeError, ValueError, OverflowError):
-        comm.refuse("all_gather")
-        raise
     with np.errstate(all="ignore"):  # an error on one rank would leave the others waiting
         own, sums = _each_once(indices, values, length)
         row_nbytes = values.itemsize * math.prod(values.shape[1:])

@@ -17,7 +17,7 @@ import numpy as np
 
 import shmring
 
-from .._arguments import integer
+from .._arguments import integer, refusing
 from .flat import FOLDS, check_folded
 
 __all__ = ["ALGORITHMS", "Stepwise"]
@@ -217,13 +217,10 @@ class Stepwise:
     """
 
     def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
-        try:
+        with refusing(comm, "all_gather"):
             chunk_nbytes = integer("chunk_nbytes", chunk_nbytes)
             if chunk_nbytes < 8:
                 raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it must be 8 or more")
-        except (TypeError, ValueError):
-            comm.refuse("all_gather")
-            raise
         self._chunk_nbytes = chunk_nbytes
         self._comm = comm.dup()
         self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # buffers of this step and of the next

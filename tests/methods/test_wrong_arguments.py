@@ -41,8 +41,21 @@ def sum_pairs_or_all(comm, number):
     return all_reduce_pairs(comm, np.arange(100), x, number(100), dense_above=1)[1]
 
 
+class Unreadable:
+    """A list of arrays whose file is gone."""
+
+    def __iter__(self):
+        raise OSError("no such file")
+
+
 CASES = {  # call(comm, argument), a wrong argument, a right one, the error
     "no list": (lambda comm, xs: FP16().all_reduce_many(comm, xs), None, [np.ones(8, "f4")], "TypeError: "),
+    "unreadable": (
+        lambda comm, xs: FP16().all_reduce_many(comm, xs),
+        Unreadable(),
+        [np.ones(8, "f4")],
+        "OSError: no such file",
+    ),
     "objects": (
         lambda comm, x: SparseAllReduce(comm)(x),
         np.array([None] * 500),

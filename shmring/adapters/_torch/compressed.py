@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._arguments import refusing
 from ...methods.compression import Compressor
 from .buckets import Buckets, group_of
 from .group import Group
@@ -65,19 +66,17 @@ def compress_buckets(model: DistributedDataParallel, compressor: Compressor) -> 
 
     model: float32 or float64, on backend "shmring", without a communication hook. compressor: one of
     shmring.methods.compression, with the same arguments on all ranks, for this model only; usually wrapped
-    in an ErrorFeedback. Another model raises TypeError or ValueError, and an existing hook torch's
-    RuntimeError, on this rank at once, and Mismatch on ranks with a valid model.
+    in an ErrorFeedback. Another model or compressor raises TypeError or ValueError, and an existing hook
+    torch's RuntimeError, on this rank at once, and Mismatch on ranks with valid arguments. A model on another
+    backend raises on this rank alone.
     """
     group = group_of(model)
-    if not isinstance(compressor, Compressor):
-        raise TypeError(f"compressor is {compressor!r}; make one of shmring.methods.compression")
-    buckets = CompressedBuckets(model, group, compressor)
-    try:
+    with refusing(group.comm, "all_reduce"):  # the other ranks wait in `begin`
+        if not isinstance(compressor, Compressor):
+            raise TypeError(f"compressor is {compressor!r}; make one of shmring.methods.compression")
         _check_dtypes(model)
+        buckets = CompressedBuckets(model, group, compressor)
         model.register_comm_hook(buckets, CompressedBuckets.reduce)
-    except Exception:
-        group.comm.refuse("all_reduce")  # the other ranks wait in `begin`
-        raise
     buckets.begin()
 
 

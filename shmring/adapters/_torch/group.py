@@ -674,7 +674,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     @property
     def options(self) -> types.SimpleNamespace:
         """The options that torch reads of gloo's groups."""
-        return types.SimpleNamespace(_timeout=datetime.timedelta(seconds=self._timeout_s))
+        return types.SimpleNamespace(_timeout=self._timeout())
 
     use_pg_for_symm_mem_rendezvous = False
     supports_shrinking = supports_splitting = supports_coalescing = supports_time_estimate = (

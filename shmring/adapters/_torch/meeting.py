@@ -23,7 +23,7 @@ from .unfit import Unfit
 _NOBODY = "192.0.2.1"  # a documentation address, RFC 5737: the route to it leaves this host
 _ASKED = "asked by rank 0"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5e-3, 0.05
-_LONGEST_PAUSE_AFRESH_S = 0.005  # such a meeting replaces a group in the middle of a program
+_LONGEST_PAUSE_FOR_KEYS_S = 0.005  # all ranks wait for rank 0, which waits for keys
 _GRACE_S = 0.5  # rank 0 knows who is missing, and tells the others
 _WORLD, _FAILED = "world", "failed"
 
@@ -117,7 +117,7 @@ def _await(
                     f"rank(s) {named} of the new group did not come in time: {mend}", rank=ranks[0]
                 )
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_AFRESH_S)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_FOR_KEYS_S)
 
 
 def _afresh_key(rank: int) -> str:

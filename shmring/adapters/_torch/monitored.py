@@ -31,8 +31,7 @@ def monitored_barrier(
 
     messaging: the lock of calls on messages. Other threads get it in turn while this one waits.
     """
-    passed, given_up, answer = np.zeros(1, "u1"), np.ones(1, "u1"), np.empty(1, "u1")
-    tag = _FIRST_TAG + number % 1000
+    tag, passed = _FIRST_TAG + number % 1000, np.zeros(1, "u1")
 
     def begin(call: Callable[..., Any], data: Any, rank: int) -> Message:
         with messaging:
@@ -45,12 +44,14 @@ def monitored_barrier(
         except shmring.Error:
             raise
         except RuntimeError:
+            given_up = np.ones(1, "u1")
             for rank in others:
                 begin(comm.isend, given_up, rank)
             raise
         for message in [begin(comm.isend, passed, rank) for rank in others]:
             message.wait()
         return
+    answer = np.empty(1, "u1")
     messages = begin(comm.isend, passed, 0), begin(comm.irecv, answer, 0)
     until = time.monotonic() + max(limit_s, comm.timeout_s)
     try:

@@ -99,11 +99,11 @@ class Reconfigurable:
 
     def get_error(self) -> Any:
         """Return the kind of error that has ended the group; an abort is none."""
+        if isinstance(self.comm, NoMembers) or self._messaging.is_mine():  # in a signal handler
+            return ErrorType.SUCCESS
         try:
-            if not isinstance(self.comm, NoMembers) and self._messaging.acquire(timeout=_PATIENCE_S):
-                with contextlib.ExitStack() as stack:
-                    stack.callback(self._messaging.release)
-                    self.comm.iprobe()
+            with self._messaging:
+                self.comm.iprobe()
         except shmring.Timeout:
             return ErrorType.TIMEOUT
         except shmring.Aborted:

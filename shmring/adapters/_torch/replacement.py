@@ -85,7 +85,7 @@ class Replacement(Group):
             c10d.ProcessGroupGloo.create_device(interface=name, lazy_init=True) for name in names
         ] or [c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
         options._threads = 2 * len(options._devices)
-        options._timeout = datetime.timedelta(seconds=self._timeout_s)
+        options._timeout = self._timeout()
         store, rank, size = dist.PrefixStore("gloo/", self._store), self.comm.rank, self.comm.size
         backend = c10d.ProcessGroupGloo(store, rank, size, options)
         group = dist.ProcessGroup(store, rank, size)

@@ -58,7 +58,8 @@ def _instead_of(make: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
             bound.arguments |= {"backend": _ours(by_device, given, c10d), "device_id": None}
             group, store = make(*bound.args, **bound.kwargs)
         except Unfit as reason:
-            _log_of_rank_0(given["group_rank"], f"gloo itself makes the group {backend!r}: {reason}")
+            if given["group_rank"] == 0:
+                _log.warning("gloo itself makes the group %r: %s", backend, reason)
             return make(*arguments, **keywords)
         if hasattr(group, "device_types_of_gloo"):  # else this rank is not a member
             c10d._world.pg_map[group] = (given["backend"], store)
@@ -112,8 +113,3 @@ def _create(options: Any, _: Any) -> Any:
     from .replacement import Replacement
 
     return group_for(options, Replacement, meet_in_place_of_gloo)
-
-
-def _log_of_rank_0(rank: int, text: str) -> None:
-    if rank == 0:
-        _log.warning(text)

@@ -83,22 +83,24 @@ class Taken:
 
     def given(self, tensor: torch.Tensor) -> Memory:
         """Return memory of a tensor that is only read."""
-        return memory_of(tensor) or memory_of(_behind(tensor)) or stage_memory(_staged(tensor))
+        return _own_memory(tensor) or stage_memory(_staged(_behind(tensor)))
 
     def changed(self, tensor: torch.Tensor) -> Memory:
         """Return memory of a tensor that is written."""
-        memory = memory_of(tensor) or memory_of(_behind(tensor))
-        if memory is not None:
+        return self._changed(tensor, _own_memory(tensor))
+
+    def _changed(self, tensor: torch.Tensor, own: Memory | None) -> Memory:
+        """Return the tensor's own memory, or if it is None that of a copy."""
+        if own is not None:
             self._in_place.append(tensor)
-            return memory
+            return own
+        tensor = _behind(tensor)
         _check_elements(tensor)  # only a dense tensor has strides
-        if 0 in tensor.stride() and tensor.numel() > 1:
+        dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(length > 1 and stride == 0 for length, stride in dimensions):
             raise ValueError(
                 "an expanded tensor has no room for a result; pass tensor.contiguous() and use that"
             )
-        return self._on_stage(tensor)
-
-    def _on_stage(self, tensor: torch.Tensor) -> Memory:
         stage = _staged(tensor)
         self.copy_back(tensor, stage)
         return stage_memory(stage)
@@ -108,14 +110,15 @@ class Taken:
 
         So each tensor gets the result for its values before the call, as with gloo.
         """
-        memories = [self.changed(tensor) for tensor in tensors]
-        begins, end = [memory.address for memory in memories], 0
-        for number in sorted(range(len(memories)), key=begins.__getitem__):
-            if begins[number] < end:
-                memories[number] = self._on_stage(_behind(tensors[number]))
+        memories = list(map(_own_memory, tensors))
+        spans = sorted((*_span(own), number) for number, own in enumerate(memories) if own is not None)
+        last = 0
+        for begin, end, number in spans:
+            if begin < last:
+                memories[number] = None
             else:
-                end = begins[number] + memories[number].nbytes
-        return memories
+                last = end
+        return list(map(self._changed, tensors, memories))
 
     def copy_back(self, tensor: torch.Tensor, stage: torch.Tensor) -> None:
         """Register a copy from stage to tensor, made when the call is complete."""
@@ -215,6 +218,10 @@ def _span(memory: Memory) -> tuple[int, int]:
     """Return the address of the first byte and that of the byte behind the last."""
     begin = memory.address
     return begin, begin + memory.nbytes
+
+
+def _own_memory(tensor: torch.Tensor) -> Memory | None:
+    return memory_of(tensor) or memory_of(_behind(tensor))
 
 
 def _behind(tensor: torch.Tensor) -> torch.Tensor:

@@ -72,14 +72,10 @@ class Message:
                         ) from None
 
     def done(self) -> bool:
-        try:
-            self._calling.acquire()
-        except RuntimeError:  # in a signal handler, during this thread's own call
+        if self._calling.is_mine():  # in a signal handler, during this thread's own call
             return False
-        try:
+        with self._calling:
             return bool(self._transfer.done())
-        finally:
-            self._calling.release()
 
 
 class Operation:
@@ -224,6 +220,10 @@ class StagedOperation(Operation):
                 finish()
             except Exception as error:
                 self._failure = error
+            except BaseException as error:
+                kind = type(error).__name__
+                self._failure = RuntimeError(f"an earlier wait ended by {kind}: the result is incomplete")
+                raise
         if self._failure is not None:
             raise self._failure
 

@@ -131,16 +131,19 @@ def hooked():
     return model
 
 
-def wrong_on_one_rank(comm):
+def wrong_on_one_rank(comm, what):
     with group_of(comm):
-        model = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
-        if comm.rank == 1:
+        model, compressor = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False)), BF16()
+        if comm.rank == 1 and what == "dtype":
             model.module.weight.data = model.module.weight.data.half()
-        adapter.compress_buckets(model, BF16())
+        elif comm.rank == 1:
+            compressor = "bf16"
+        adapter.compress_buckets(model, compressor)
 
 
-def test_a_wrong_argument_on_one_rank_is_a_mismatch_on_the_others(three):
-    first, wrong, last = three.outcomes(wrong_on_one_rank)
+@pytest.mark.parametrize("what", ["dtype", "compressor"])
+def test_a_wrong_argument_on_one_rank_is_a_mismatch_on_the_others(three, what):
+    first, wrong, last = three.outcomes(wrong_on_one_rank, what)
     assert isinstance(wrong, TypeError), wrong
     assert isinstance(first, shmring.Mismatch), first
     assert isinstance(last, shmring.Mismatch), last

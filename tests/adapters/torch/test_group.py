@@ -117,6 +117,9 @@ def reduce_rarely(comm):
         x = torch.arange(5.0)
         dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
         same(x, torch.arange(5.0) * n / 2)
+        row = torch.arange(10.0).reshape(5, 2)[:, 0].expand(2, 5)[:1]  # of stride 0, with no element twice
+        dist.all_reduce(row)
+        same(row, torch.arange(0, 10.0, 2).reshape(1, 5) * n)
         many = [torch.full((k,), float(rank)) for k in (1, 7, 100)] + [torch.tensor([[rank, 2]])]
         with dist._coalescing_manager(async_ops=True) as manager:
             for tensor in many:

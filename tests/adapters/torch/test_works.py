@@ -1,7 +1,9 @@
 """Works that C++ keeps after Python has dropped them, in every way in which C++ gets one."""
 
+import contextlib
 import datetime
 import gc
+import signal
 import threading
 import time
 
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_ranks import die, group_of, news_of_death, of_backend, of_both
 
 import shmring
+from shmring.adapters._compiled import CallLock
 from shmring.adapters._torch import work as _torch_work
 
 MANY = 50
@@ -301,6 +304,45 @@ class SetByAnother(torch.futures.Future):
     def done(self):
         self.set_result("of another")
         return False
+
+
+class NotArrived:
+    """A transfer whose message does not come."""
+
+    def done(self):
+        return False
+
+
+def test_an_interrupted_poll_of_a_message_leaves_the_group_to_the_next_call():
+    lock = CallLock()
+    message = _torch_work.Message(NotArrived(), lock, LIMIT_S)
+
+    def interrupt(number, frame):
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for turn in range(300):
+            with contextlib.suppress(InterruptedError):
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + turn % 30))
+                while not message.done():
+                    pass
+            assert lock.acquire(0)
+            lock.release()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_result_that_an_interrupt_left_incomplete_is_not_given():
+    def finish():
+        raise KeyboardInterrupt
+
+    operation = _torch_work.StagedOperation((), [torch.ones(1)], _torch_work.Completer("unused"), finish)
+    with pytest.raises(KeyboardInterrupt):
+        operation.wait()
+    with pytest.raises(RuntimeError, match="ended by KeyboardInterrupt: the result is incomplete"):
+        operation.result()
+    assert not operation.has_succeeded()
 
 
 def test_two_threads_complete_a_work_at_once():
