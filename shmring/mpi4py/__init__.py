@@ -5,9 +5,9 @@
 MPI               the names, and joining at import; `shmring.MPI` is the same module
   environment     Init, Finalize, versions, time, memory
   intracomm       Intracomm, grids and graphs of ranks
+  neighbors       collectives along the edges of grids and graphs
   windows         memory that other ranks access: `window_state`, `epochs`, `rma`, `alloc_mem` and
                   `private_memory`
-  neighbors       collectives along the edges of these
   comm            communicators: how they are made and freed
   object_calls    isend, gather ... of Python objects
   objects         pickles; send, recv, bcast, allgather of Python objects (Cython)
@@ -15,12 +15,14 @@ MPI               the names, and joining at import; `shmring.MPI` is the same mo
   point_to_point  Send, Recv, probes, Message; threads take `turns`
   requests        Request, Prequest, Grequest
   ops, folds      operations; reductions that shmring has no operation for
-  types, groups, info, errhandlers, handles, errors, constants, rc, refused
+  types           predefined datatypes; `constructors` and `layouts`: those that programs make
+  groups, info, errhandlers, handles, errors, constants, rc, refused
   calls           calls on buffers that have to be fast; how calls run, are begun and waited for (Cython)
   messages        MPI.buffer, handles, statuses, specifications of messages (Cython)
   device_arrays   memory by DLPack and __cuda_array_interface__
 finder            makes the name `mpi4py` mean this package; run: the command line
 process           joins the world, and ends the job if the process fails
+bench, futures, typing, util   modules of mpi4py
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ cdef class Pending:
     cdef public object work          # a Work or a Transfer; None if there is nothing to wait for
     cdef public object result        # what `finish` returned
     cdef object outcome
+    cdef object failure              # the exception of a call that has failed, until `settle` raises it
     cdef bint is_complete
     cdef public bint is_idle         # the program was told that it is complete, or it was not started
     cdef public bint is_persistent
@@ -51,6 +52,8 @@ cdef class Pending:
     cpdef object settle(self)
     cpdef object report(self, Status status)
     cdef bint is_done(self) except -1
+    cdef int fail(self, object error) except -1
+    cdef int wait(self) except -1
 
 
 cdef class BaseRequest(Handle):
@@ -86,5 +89,6 @@ cdef class Caller(Handle):
 
 
 cdef bint is_only_thread(Context context) noexcept
+cpdef bint is_in_place(object spec) noexcept
 cdef Context context_of(Handle communicator)
 cdef Call sending(Context context, object x, object dest, object tag)

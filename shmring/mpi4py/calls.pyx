@@ -87,7 +87,7 @@ cdef class Context:
     def open_group(self, Context made, ranks, secret, share, dict children, what, number):
         """Open the communicator of a group, whose ranks alone call this, and note its number.
 
-        No exception can come between: another rank would count the group.
+        Both are in Cython, so no exception can occur between them: the other ranks count the group as well.
         """
         made.engine = self.opened()._group_of_callers(ranks, secret, share)
         children[what] = number
@@ -145,7 +145,8 @@ cdef class Call:
     cpdef object begin(self):
         """Begin the call, and return a Work or a Transfer; None if there is nothing to wait for."""
 
-    # As perform, begin, and done of what begin returned, while there are other threads. Collectives need nothing more.
+    # The same while the process has other threads: run the call, begin it, and use what `begin` returned. Collectives
+    # need no other code.
 
     cpdef object perform_beside_threads(self):
         return self.perform()
@@ -216,7 +217,7 @@ cdef class Pending:
         """Begin the call."""
         cdef Call call = self.call
         self.is_complete = self.is_cancelled = False
-        self.outcome = self.result = None
+        self.outcome = self.result = self.failure = None
         try:
             self.work = call.begin() if is_only_thread(call.context) else call.begin_beside_threads()
         except Error as error:
@@ -224,9 +225,9 @@ cdef class Pending:
         self.is_idle = False
 
     cpdef bint poll(self) except -1:
-        """Return whether the call is complete."""
+        """Return whether the call is complete, or has failed: `settle` then raises the error."""
         if not self.is_complete and (self.work is None or self.is_done()):
-            self.settle()
+            self.wait()
         return self.is_complete
 
     cdef bint is_done(self) except -1:
@@ -235,14 +236,21 @@ cdef class Pending:
                 return self.work.done()
             return self.call.is_done_beside_threads(self.work)
         except Error as error:
-            raise self.call.context.failure(None, error) from error
+            self.fail(error)
+        return True
 
-    cpdef object settle(self):
-        """Wait until the call is complete."""
-        if self.is_complete:
-            return
+    cdef int fail(self, object error) except -1:
+        self.failure = self.call.context.failure(None, error)
+        self.failure.__cause__ = error
+        return 0
+
+    # Wait until the call is complete. An error of the call is kept until `settle` raises it. After any other exception,
+    # such as a KeyboardInterrupt, the call is still under way.
+    cdef int wait(self) except -1:
         try:
-            if isinstance(self.work, Work):
+            if self.failure is not None:
+                pass
+            elif isinstance(self.work, Work):
                 (<Work> self.work).finish()
             elif self.work is not None:
                 if is_only_thread(self.call.context):
@@ -250,19 +258,35 @@ cdef class Pending:
                 else:
                     self.outcome = self.call.wait_beside_threads(self.work)
         except Error as error:
-            raise self.call.context.failure(None, error) from error
-        finally:
-            self.is_complete, self.work = True, None
-        self.result = self.call.conclude()
+            self.fail(error)
+        except (TypeError, ValueError) as error:   # a Work has found a wrong argument
+            self.failure = error
+        self.is_complete, self.work = True, None
+        if self.failure is None:
+            try:
+                self.result = self.call.conclude()
+            except BaseException as error:
+                self.failure = error
+        return 0
+
+    cpdef object settle(self):
+        """Wait until the call is complete. Raise its error if it has failed."""
+        if not self.is_complete:
+            self.wait()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
 
     def cancel(self):
         """Cancel the call, where it can be cancelled."""
-        self.is_cancelled = self.call.cancel(self.work)
+        if self.call.cancel(self.work):
+            self.is_cancelled = True
 
     cpdef object report(self, Status status):
         """Set the status to that of the complete call."""
         set_status(status, self.call, self.outcome)
-        status.fields[3] = self.is_cancelled
+        if self.is_cancelled:
+            status.fields[3] = True
 
 
 cdef class BaseRequest(Handle):
@@ -274,15 +298,15 @@ cdef class BaseRequest(Handle):
             if status is not None:
                 status.set(ANY_PEER, WILD_TAG, 0)
             return None
-        try:
-            pending.settle()
-            if status is not None:
-                pending.report(status)
-            return pending.result
-        finally:
-            pending.is_idle = True
-            if not pending.is_persistent:
-                self._ref = None
+        if not pending.is_complete:
+            pending.wait()
+        pending.is_idle = True
+        if not pending.is_persistent:
+            self._ref = None
+        pending.settle()
+        if status is not None:
+            pending.report(status)
+        return pending.result
 
     cdef bint is_complete(self) except -1:
         cdef Pending pending = self._ref
@@ -387,8 +411,8 @@ cdef Call collective(Context context, int kind, object send, object recv, object
     return call
 
 
-# True for IN_PLACE, and for None, which stands for it.
-cdef inline bint is_in_place(object spec) noexcept:
+cpdef bint is_in_place(object spec) noexcept:
+    """Return whether this is IN_PLACE, or None, which stands for it."""
     return spec is None or spec is IN_PLACE
 
 
@@ -412,6 +436,8 @@ cdef int movement(Collective call, object send, object recv) except -1:
             call.x = data.moved()
             if is_in_place(recv):
                 call.out = data.block(call.root)
+                if data.readonly:   # the root's part stays where it is, so any memory takes the copy
+                    call.out = np.empty_like(call.out)
                 return 0
         receive_into(call, data_of(recv, True))
         return 0
@@ -463,8 +489,23 @@ cdef class MessageCall(Call):
     """A call that sends or receives messages."""
 
     cpdef object perform_beside_threads(self):
-        work = self.begin_beside_threads()
-        return None if work is None else self.wait_beside_threads(work)
+        return self.wait_or_withdraw(self.begin_beside_threads())
+
+    def wait_or_withdraw(self, work):
+        """Wait for what `begin` has returned, in a call that has no request.
+
+        After an exception, such as a KeyboardInterrupt, withdraw the receives: they would take later messages.
+        """
+        if work is None:
+            return None
+        try:
+            return work.wait() if is_only_thread(self.context) else self.wait_beside_threads(work)
+        except BaseException:
+            try:
+                self.context.turns.take(work.withdraw if hasattr(work, "withdraw") else work.cancel)
+            except Error:   # the communicator has ended
+                pass
+            raise
 
     cpdef object begin_beside_threads(self):
         return self.context.turns.begin(self)

@@ -8,19 +8,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .calls import Call, Kind
+from .calls import Call, Kind, is_in_place
 from .forms import add_forms
-from .messages import IN_PLACE, handle, simple, simple_with_gaps, typed_pieces, vector
+from .messages import handle, simple, simple_with_gaps, typed_pieces, vector
 from .ops import SUM, Op
 from .point_to_point import PointToPoint
 from .types import Datatype
 
 _Prepare = TypeVar("_Prepare", bound=Callable[..., Any])
-
-
-def _is_in_place(spec: Any) -> bool:
-    """Return whether this is IN_PLACE, or None, which stands for it."""
-    return spec is None or spec is IN_PLACE
 
 
 class VectorCall(Call):
@@ -116,8 +111,8 @@ class Collectives(PointToPoint):
     ) -> Any:
         """Combine the messages of all ranks; each rank gets its part of the result."""
         taken = simple(recvbuf, True)
-        counts = self._counts_of(taken, recvcounts, _is_in_place(sendbuf))
-        given = taken if _is_in_place(sendbuf) else simple(sendbuf, False)
+        counts = self._counts_of(taken, recvcounts, is_in_place(sendbuf))
+        given = taken if is_in_place(sendbuf) else simple(sendbuf, False)
         own = counts[self._ref.rank]
         if given.type.dtype != taken.type.dtype:
             raise ValueError("both messages must have the same datatype")
@@ -148,7 +143,7 @@ class Collectives(PointToPoint):
         data, pieces = None, None
         if self._check_root(root) == self._ref.rank:
             data, pieces = vector(recvbuf, True, self._ref.size)
-        x = pieces[root] if pieces and _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
+        x = pieces[root] if pieces and is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "gather_v", x, root, out=pieces)
 
     @_checked("scatter")
@@ -157,7 +152,7 @@ class Collectives(PointToPoint):
         pieces = None
         if self._check_root(root) == self._ref.rank:
             _, pieces = vector(sendbuf, False, self._ref.size)
-        if pieces and _is_in_place(recvbuf):
+        if pieces and is_in_place(recvbuf):
             return VectorCall(None, self._ref, "scatter_v", pieces, root)
         taken = simple_with_gaps(recvbuf, True)
         return VectorCall(taken, self._ref, "scatter_v", pieces, root, out=taken.bytes)
@@ -166,21 +161,21 @@ class Collectives(PointToPoint):
     def _prepare_Allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Collect the messages of all ranks, of different lengths, on each rank."""
         data, pieces = vector(recvbuf, True, self._ref.size)
-        x = pieces[self._ref.rank] if _is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
+        x = pieces[self._ref.rank] if is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "all_gather_v", x, out=pieces)
 
     @_checked("all_to_all")
     def _prepare_Alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length."""
         data, taken = vector(recvbuf, True, self._ref.size)
-        given = taken if _is_in_place(sendbuf) else vector(sendbuf, False, self._ref.size)[1]
+        given = taken if is_in_place(sendbuf) else vector(sendbuf, False, self._ref.size)[1]
         return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
     @_checked("all_to_all")
     def _prepare_Alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Give part j of each rank's message to rank j; the parts differ in length and datatype."""
         data, taken = typed_pieces(recvbuf, True, self._ref.size)
-        given = taken if _is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)[1]
+        given = taken if is_in_place(sendbuf) else typed_pieces(sendbuf, False, self._ref.size)[1]
         return VectorCall(data, self._ref, "all_to_all_v", given, out=taken)
 
     def _refusing(self, kind: str, prepare: Any, /, *arguments: Any, **keywords: Any) -> Any:

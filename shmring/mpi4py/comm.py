@@ -92,7 +92,7 @@ class Communicator(Context):
             sys.stderr.flush()
             self.comm.abort(reason)
         finally:
-            os._exit(code or 1)
+            os._exit(code & 0xFF or 1)  # the kernel keeps eight bits: 256 would be a success
 
     def next_child(self, *what: Any) -> tuple[bytes, int]:
         """Return the secret of the next child of this kind, the same on all its processes, and its number."""
@@ -361,11 +361,6 @@ class Intercomm(Comm):
     remote_group = property(Get_remote_group)
     remote_size = property(Get_remote_size)
 
-    @classmethod
-    def Create_from_groups(cls, *_: Any, **__: Any) -> Any:
-        """Refused: there are no intercommunicators."""
-        raise errors.refuse("intercommunicators", "use one communicator of both groups")
-
 
 refuse_methods(
     Comm,
@@ -377,6 +372,7 @@ refuse_methods(
     Comm, "Psend_init Precv_init", "partitioned messages", "send each part as a message of its own"
 )
 refuse_methods(Comm, "Join", "connections between jobs", "start all processes as one job")
+refuse_methods(Intercomm, "Create_from_groups", "intercommunicators", "use one communicator of both groups")
 
 COMM_NULL = Comm()
 handles.predefine({"COMM_NULL": COMM_NULL})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import operator
 import os
 import secrets
@@ -82,6 +83,7 @@ def Finalize() -> None:
     """Wait for all ranks, and leave the world."""
     if _state["is_finalized"] or not _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "MPI is not initialized, or was finalized already")
+    handles.delete_attributes(COMM_SELF)  # MPI calls their functions first, while all calls still work
     BUFFERED.flush()
     with contextlib.suppress(RankFailed):  # a rank that has ended without a call of this
         COMM_WORLD._ref.comm.barrier()
@@ -91,9 +93,12 @@ def Finalize() -> None:
 def _leave() -> None:
     if _state["is_finalized"] or _state["pid"] != os.getpid():
         return
-    _state["is_finalized"] = True
     if process.abort_if_failed():
+        _state["is_finalized"] = True
         return  # at once: the launcher names the rank that ends first, and the others are ending now
+    with contextlib.suppress(errors.Exception):
+        handles.delete_attributes(COMM_SELF)
+    _state["is_finalized"] = True
     with contextlib.suppress(Error, errors.Exception):  # receivers that have ended
         BUFFERED.flush()
     deadline_s = time.monotonic() + SENDS_S
@@ -198,34 +203,21 @@ def Compute_dims(nnodes: int, dims: Any) -> list[int]:
     """Return extents of a grid of `nnodes` ranks, as equal as they can be. Extents other than 0 are kept."""
     if hasattr(dims, "__index__") and not hasattr(dims, "__len__"):
         dims = [0] * operator.index(dims)
-    found, left = [operator.index(extent) for extent in dims], operator.index(nnodes)
-    for extent in found:
-        if extent < 0 or (extent > 0 and left % extent):
-            raise errors.Exception(errors.ERR_DIMS, f"{nnodes} ranks do not form a grid of {found}")
-        left //= extent or 1
-    free = found.count(0)
-    if free == 0 and left != 1:
+    found, count = [operator.index(extent) for extent in dims], operator.index(nnodes)
+    kept, free = math.prod(extent for extent in found if extent), found.count(0)
+    if count < 1 or min(found, default=0) < 0 or count % kept or (free == 0 and count != kept):
         raise errors.Exception(errors.ERR_DIMS, f"{nnodes} ranks do not form a grid of {found}")
-    extents = [1] * free
-    for factor in reversed(_factors(left)):
-        extents.sort()
-        extents[0] *= factor
-    extents.sort()
-    return [extent or extents.pop() for extent in found]
+    extents = iter(_factors(count // kept, free, count) or ())
+    return [extent or next(extents) for extent in found]
 
 
-def _factors(number: int) -> list[int]:
-    found, factor = [], 2
-    while number > 1:
-        while number % factor == 0:
-            found.append(factor)
-            number //= factor
-        factor += 1
-    return found
-
-
-def _abi(*_: Any) -> Any:
-    raise errors.refuse("binary interface of C", "use the Python classes")
-
-
-Get_abi_version = Get_abi_info = Get_abi_fortran_info = _abi
+def _factors(number: int, count: int, most: int) -> list[int] | None:
+    """Return `count` factors of a number, the largest first, each as small as can be, and at most `most`."""
+    if count == 0:
+        return [] if number == 1 else None
+    for largest in range(1, min(number, most) + 1):
+        if number % largest == 0 and largest**count >= number:
+            others = _factors(number // largest, count - 1, largest)
+            if others is not None:
+                return [largest, *others]
+    return None

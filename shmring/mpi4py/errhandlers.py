@@ -27,7 +27,7 @@ class Errhandler(handles.Named, Handle):
         if self._ref is None:
             raise errors.Exception(errors.ERR_ERRHANDLER)
         _functions.discard(self._ref)
-        self._ref = None
+        self._let_go()
 
 
 _PREDEFINED = ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")

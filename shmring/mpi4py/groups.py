@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from . import errors, handles
 from .constants import INTEGERS
 from .messages import Handle, handle
+from .refused import refuse_methods
 
 _UNDEFINED, _PROC_NULL = INTEGERS["UNDEFINED"], INTEGERS["PROC_NULL"]
 
@@ -46,18 +46,15 @@ class Group(handles.Named, Handle):
     rank = property(Get_rank)
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
-        """Return the ranks that processes of this group have in another one, or in this one."""
+        """Return the ranks that processes of this group have in another one; None: in COMM_WORLD."""
         mine = self._members().processes
-        others = mine if group is None else group._members().processes
         ranks = range(len(mine)) if ranks is None else ranks
-        return [
-            _PROC_NULL
-            if rank == _PROC_NULL
-            else others.index(mine[rank])
-            if mine[self._checked(rank)] in others
-            else _UNDEFINED
-            for rank in ranks
-        ]
+        processes = [_PROC_NULL if rank == _PROC_NULL else mine[self._checked(rank)] for rank in ranks]
+        if group is None:
+            return processes
+        rank_of = {process: rank for rank, process in enumerate(group._members().processes)}
+        rank_of[_PROC_NULL] = _PROC_NULL
+        return [rank_of.get(process, _UNDEFINED) for process in processes]
 
     def Compare(self, group: Group) -> int:
         """Return IDENT, SIMILAR (another order) or UNEQUAL."""
@@ -125,17 +122,13 @@ class Group(handles.Named, Handle):
         if len(set(ranks)) != len(ranks):
             raise errors.Exception(errors.ERR_RANK, f"the ranks {list(ranks)} are not distinct")
 
-    @classmethod
-    def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
-        """Refused: there are no sessions."""
-        raise errors.refuse("sessions", "COMM_WORLD.Get_group() has all processes")
-
     def Free(self) -> None:
-        """Free the group."""
+        """Free the group; GROUP_EMPTY stays."""
         self._members()
-        self._ref = None
+        self._let_go()
 
 
+refuse_methods(Group, "Create_from_session_pset", "sessions", "COMM_WORLD.Get_group() has all processes")
 GROUP_NULL = Group()
 GROUP_EMPTY: Group = handle(Group, Members((), -1))
 handles.predefine({"GROUP_NULL": GROUP_NULL, "GROUP_EMPTY": GROUP_EMPTY})

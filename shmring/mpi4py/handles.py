@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -80,15 +81,16 @@ class Named:
 
     def free(self) -> None:
         """Free what this refers to, unless it is predefined. This raises no error."""
-        found = _constant_of(self)
-        if found is not None and found[1] is self:
-            return
-        try:
-            if found is None and self._ref is not None:
+        if _constant_of(self) is None:
+            with contextlib.suppress(errors.Exception, NotImplementedError):
                 self.Free()  # type: ignore[attr-defined]
-        except (errors.Exception, NotImplementedError):
-            pass
-        self._ref = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Make this a null handle, unless it is a constant of the module."""
+        found = _constant_of(self)
+        if found is None or found[1] is not self:
+            self._ref = None
 
 
 class _Keyval:

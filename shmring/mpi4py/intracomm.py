@@ -118,7 +118,7 @@ class DistGraph(_ByOrder):
 
     def edges(self) -> tuple[list[int], list[int]]:
         """Return the ranks from which and to which messages among neighbours go."""
-        return self.sources, self.destinations
+        return list(self.sources), list(self.destinations)
 
 
 @add_forms
@@ -194,9 +194,7 @@ class Intracomm(Comm):
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
-        index, edges = self._refusing("barrier", lambda: (_integers(index), _integers(edges)))
-        if len(index) > 0 and index[0] == 0 and index[-1] == len(edges) and len(index) > 1:
-            index = index[1:]
+        index, edges = self._refusing("barrier", _nodes_and_edges, index, edges)
         if len(index) > self.Get_size():
             self._ref.comm.refuse("barrier")
             raise self._ref.failure(
@@ -243,7 +241,8 @@ class Intracomm(Comm):
 
     def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
         """Return this process' rank in a graph; UNDEFINED if the graph does not need it."""
-        return self.Get_rank() if self.Get_rank() < len(index) else INTEGERS["UNDEFINED"]
+        nodes, _ = _nodes_and_edges(index, edges)
+        return self.Get_rank() if self.Get_rank() < len(nodes) else INTEGERS["UNDEFINED"]
 
 
 refuse_methods(
@@ -251,6 +250,13 @@ refuse_methods(
 )
 refuse_methods(Intracomm, "Accept Connect", "connections between jobs", "start all processes as one job")
 refuse_methods(Intracomm, "Create_intercomm", "intercommunicators", "use one communicator of both groups")
+
+
+def _nodes_and_edges(index: Any, edges: Any) -> tuple[list[int], list[int]]:
+    """Return the ends of all nodes' edges, without a 0 at the front, and the edges."""
+    index, edges = _integers(index), _integers(edges)
+    has_begin = len(index) > 1 and index[0] == 0 and index[-1] == len(edges)
+    return index[1:] if has_begin else index, edges
 
 
 def _weights(weights: Any, count: int) -> list[int] | None:
@@ -298,6 +304,10 @@ class Topocomm(Topological, Neighbors, Intracomm):
         if topology is None:
             raise self._comm().failure(errors.ERR_TOPOLOGY, "the communicator has no topology")
         return topology
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.Get_size():
+            raise self._comm().failure(errors.ERR_RANK, f"{rank} is not a rank of the communicator")
 
     @property
     def inoutedges(self) -> tuple[list[int], list[int]]:
@@ -367,10 +377,6 @@ class Cartcomm(Topocomm):
         self._check_rank(rank)
         return self._topology().coords_of(operator.index(rank))
 
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.Get_size():
-            raise self._comm().failure(errors.ERR_RANK, f"{rank} is not a rank of the grid")
-
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks from which and to which a shift along a dimension goes."""
         grid = self._topology()
@@ -419,7 +425,8 @@ class Graphcomm(Topocomm):
 
     def Get_neighbors(self, rank: int) -> list[int]:
         """Return the neighbours of a rank."""
-        return self._topology().neighbors_of(rank)
+        self._check_rank(rank)
+        return self._topology().neighbors_of(operator.index(rank))
 
     def Get_neighbors_count(self, rank: int) -> int:
         """Return the number of neighbours of a rank."""

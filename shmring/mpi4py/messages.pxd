@@ -30,7 +30,7 @@ cdef class buffer:
     cdef bint is_device          # described as memory of a device, though this process can read it
     cdef str item_format
 
-    cdef int take(self, object given, bint is_written) except -1
+    cdef int take(self, object given, bint is_written, bint has_format=*) except -1
     cdef int check_host(self) except -1
     cdef buffer part(self, Py_ssize_t begin, Py_ssize_t end)
     cdef Py_ssize_t place_of(self, object item) except -1

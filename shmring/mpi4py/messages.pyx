@@ -76,8 +76,9 @@ cdef class buffer:
         if args:
             self.take(args[0], False)
 
-    cdef int take(self, object given, bint is_written) except -1:
-        cdef int flags = PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT
+    # has_format: get the format of the items. An array of datetime64 has none, but can be sent as another datatype.
+    cdef int take(self, object given, bint is_written, bint has_format=False) except -1:
+        cdef int flags = PyBUF_ANY_CONTIGUOUS | (PyBUF_FORMAT if has_format else 0)
         cdef Source source = Source.__new__(Source)
         cdef Py_buffer *view = &source.view
         if PyObject_CheckBuffer(given):
@@ -122,7 +123,6 @@ cdef class buffer:
         cdef buffer new = buffer.__new__(buffer)
         new.take(obj, False)
         new.is_readonly = new.is_readonly or readonly
-        new.item_format = "B"
         return new
 
     @staticmethod
@@ -628,7 +628,7 @@ cdef class Data:
             self.type = resolved(byte_type if datatype is None else datatype)
             return 0
         memory = buffer.__new__(buffer)
-        memory.take(given, is_written)
+        memory.take(given, is_written, datatype is None)
         self.owner, self.data, self.length = memory, memory.data, memory.length
         self.readonly = memory.is_readonly
         if datatype is None:
@@ -784,14 +784,20 @@ def has_gaps(object spec):
 
 
 def vector(spec, bint is_written, int blocks):
-    """Return the `Data` of a specification with a count for each of `blocks` ranks, and its pieces as arrays."""
+    """Return the `Data` of a specification with a count for each of `blocks` ranks, and its pieces as arrays.
+
+    Without counts, the first ranks get one item more than the others if the number of items is no multiple of `blocks`.
+    """
     cdef Data data = Data.__new__(Data)
-    cdef Py_ssize_t extent, rank, at
+    cdef Py_ssize_t extent, rank, at, items
     buf, counts, displs, datatype = vector_items_of(spec)
     data.take(buf, datatype, is_written)
     extent = data.type.extent
     if counts is None:
-        counts = whole_count(data.length, <object> extent * blocks)
+        items = whole_count(data.length, extent)
+        counts = []
+        for rank in range(blocks):
+            counts.append(items // blocks + (rank < items % blocks))
     counts = numbers_of(counts, blocks)
     if displs is None:
         at, displs = 0, []
@@ -838,7 +844,7 @@ def typed_pieces(spec, bint is_written, int blocks):
     if not isinstance(spec, (list, tuple)) or not 2 <= len(spec) <= 4:
         raise ValueError("a message with several datatypes is [buf, types] or [buf, counts, displs, types]")
     counts, displs = (spec[1] if len(spec) == 3 else spec[1:3] if len(spec) == 4 else (None, None))
-    data.take(spec[0], None, is_written)
+    data.take(spec[0], byte_type, is_written)   # each piece has its own type
     if (counts is None) != (displs is None) or spec[0] is BOTTOM and counts is None and len(spec) > 2:
         raise ValueError("counts and displacements are given together, or neither")
     counts = [1] * blocks if counts is None else numbers_of(counts, blocks)

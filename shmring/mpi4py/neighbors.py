@@ -40,7 +40,7 @@ class NeighborCall(MessageCall):
         ]
 
     def perform(self) -> None:
-        self.begin().wait()
+        self.wait_or_withdraw(self.begin())
 
     def begin(self) -> Several:
         comm = self.context.comm
@@ -96,9 +96,13 @@ class Neighbors(PointToPoint):
         """Send an object to all out-neighbours, and return the in-neighbours'; None where there is none."""
         return self._exchange([sendobj] * self._degrees()[1])
 
-    def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Send each out-neighbour its object, and return the in-neighbours'; None where there is none."""
-        objects, outdegree = list(sendobj), self._degrees()[1]
+    def neighbor_alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
+        """Send each out-neighbour its object, and return the in-neighbours'; None where there is none.
+
+        None as the argument stands for as many of None.
+        """
+        outdegree = self._degrees()[1]
+        objects = [None] * outdegree if sendobj is None else list(sendobj)
         if len(objects) != outdegree:
             raise ValueError(f"{len(objects)} objects are given for {outdegree} neighbours")
         return self._exchange(objects)

@@ -120,8 +120,9 @@ class Objects(Collectives):
         status: Status | None = None,
     ) -> Any:
         """Send an object and receive another one at the same time."""
+        asking = self._asking(source, recvtag)  # before the send: it checks the arguments
         request = self.isend(sendobj, dest, sendtag)
-        received = self._asking(source, recvtag).run(status)
+        received = asking.run(status)
         request.wait()
         return received
 

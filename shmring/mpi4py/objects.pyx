@@ -220,7 +220,7 @@ cdef class ObjectCaller(Caller):
         return loaded(context, data, True) if envelope.nbytes > 0 else None
 
     def bcast(self, obj=None, root=0):
-        """Return the root's object on all ranks."""
+        """Return the root's object on all ranks; the root gets a copy, too."""
         cdef Context context = context_of(self)
         cdef int number
         try:
@@ -232,7 +232,7 @@ cdef class ObjectCaller(Caller):
             data = broadcast(context, obj, number)
         else:
             data = self._run_alone(OBJECTS, broadcast, context, obj, number)
-        return obj if number == context.rank else loaded(context, data, False)
+        return loaded(context, data, False)
 
     def allgather(self, sendobj):
         """Return the objects of all ranks."""

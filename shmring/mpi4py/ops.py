@@ -118,13 +118,9 @@ class Op(handles.Named, Handle):
 
 
 def _place(first: Any, second: Any, is_better: Callable[[Any, Any], bool]) -> Any:
-    """Return the pair with the better value; of equal values, the pair with the lower place."""
+    """Return the pair with the better value, as a tuple; of equal values, that with the lower place."""
     (x, i), (y, j) = first, second
-    if is_better(x, y):
-        return type(first)((x, i))
-    if is_better(y, x):
-        return type(second)((y, j))
-    return type(first)((x, i)) if i <= j else type(second)((y, j))
+    return (x, i) if is_better(x, y) or (not is_better(y, x) and i <= j) else (y, j)
 
 
 def _place_arrays(first: Any, second: Any, is_better: Callable[[Any, Any], Any]) -> Any:
@@ -140,8 +136,8 @@ def _logical(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 _PREDEFINED = {
     "SUM": OpInfo("sum", operator.add, np.add),
     "PROD": OpInfo("prod", operator.mul, np.multiply),
-    "MIN": OpInfo("min", lambda x, y: x if x < y else (x if x == y else y), np.minimum),
-    "MAX": OpInfo("max", lambda x, y: x if x > y else (x if x == y else y), np.maximum),
+    "MIN": OpInfo("min", lambda x, y: y if y < x else x, np.minimum),
+    "MAX": OpInfo("max", lambda x, y: y if y > x else x, np.maximum),
     "BAND": OpInfo("band", operator.and_, np.bitwise_and),
     "BOR": OpInfo("bor", operator.or_, np.bitwise_or),
     "BXOR": OpInfo("bxor", operator.xor, np.bitwise_xor),

@@ -29,6 +29,11 @@ class Several:
         """Return whether all are complete."""
         return all(work.done() for work in self.works)
 
+    def withdraw(self) -> None:
+        """Withdraw the receives that no message has matched."""
+        for work in self.works:
+            work.cancel()
+
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for all, `timeout` seconds for each."""
         for work in self.works:
@@ -55,7 +60,7 @@ class Exchange(MessageCall):
         self.finish = received.finish
 
     def perform(self) -> Any:
-        return self.begin().wait()
+        return self.wait_or_withdraw(self.begin())
 
     def begin(self) -> Both:
         received = self.received.begin()
@@ -70,13 +75,13 @@ class BufferedSends:
         self._pending: list[Pending] = []
 
     def attach(self, memory: Any) -> None:
-        """Let messages be copied, as if to this memory."""
+        """Let messages be copied, as if to this memory; None stands for BUFFER_AUTOMATIC."""
         if self.attached is not None:
             raise errors.Exception(errors.ERR_BUFFER, "a buffer is attached already")
-        self.attached = memory if memory is BUFFER_AUTOMATIC else buffer(memory)
-        if getattr(self.attached, "readonly", False):
-            self.attached = None
+        memory = BUFFER_AUTOMATIC if memory is None else memory
+        if memory is not BUFFER_AUTOMATIC and buffer(memory).readonly:
             raise BufferError("the buffer is read-only")
+        self.attached = memory
 
     def detach(self) -> Any:
         """Wait until all messages were received, and return the memory."""

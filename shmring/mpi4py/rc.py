@@ -47,7 +47,7 @@ def read_environment() -> None:
 
 def _value(text: str, default: Any) -> Any:
     if isinstance(default, str):
-        return text
+        return text.lower()
     truth = {"1": True, "true": True, "yes": True, "on": True, "y": True}
     truth |= {"0": False, "false": False, "no": False, "off": False, "n": False}
     return int(text) if type(default) is int else truth.get(text.lower(), default)

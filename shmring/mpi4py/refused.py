@@ -58,5 +58,7 @@ FUNCTIONS = {
 FUNCTIONS["Register_datarep"] = _refused(
     "Register_datarep", "data representations", "convert arrays with NumPy"
 )
+for _name in ("Get_abi_version", "Get_abi_info", "Get_abi_fortran_info"):
+    FUNCTIONS[_name] = _refused(_name, "binary interface of C", "use the Python classes")
 FILE_NULL, SESSION_NULL = File(), Session()
 handles.predefine({"FILE_NULL": FILE_NULL, "SESSION_NULL": SESSION_NULL})

@@ -241,7 +241,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
         """Append items to packed memory at a position, and return the position behind them."""
         source = self._items_in(inbuf, False).bytes
         nbytes = source.nbytes
-        target = simple(outbuf, True).bytes
+        target = simple((outbuf, "B"), True).bytes
         if position < 0 or position + nbytes > target.nbytes:
             raise errors.Exception(errors.ERR_TRUNCATE, f"{nbytes} bytes do not fit at {position}")
         target[position : position + nbytes] = source
@@ -252,7 +252,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
         items = self._items_in(outbuf, True)
         target = items.bytes
         nbytes = target.nbytes
-        source = simple(inbuf, False).bytes
+        source = simple((inbuf, "B"), False).bytes
         if position < 0 or position + nbytes > source.nbytes:
             raise errors.Exception(errors.ERR_TRUNCATE, f"there are no {nbytes} bytes at {position}")
         target[:] = source[position : position + nbytes]
@@ -260,9 +260,9 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
             items.finish()
         return position + nbytes
 
-    def _items_in(self, spec: Any, is_written: bool) -> Any:
+    def _items_in(self, buf: Any, is_written: bool) -> Any:
         """Return all items of this datatype in a buffer."""
-        memory = simple(spec, is_written).bytes
+        memory = simple((buf, "B"), is_written).bytes
         count = memory.nbytes // self.extent if self.extent > 0 else 0
         return simple_with_gaps([memory, count, self], is_written)
 

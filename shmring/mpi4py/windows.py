@@ -17,6 +17,7 @@ from .errhandlers import Handling
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Info
 from .messages import MemoryHandle, buffer, get_address, handle, simple
+from .refused import refuse_methods
 from .rma import Operations
 from .window_state import FindParts, Window, allocate, attach
 
@@ -180,16 +181,7 @@ def _parts_finder(context: Context, flavor: int, what: Any, info: Info) -> FindP
     return functools.partial(allocate, nbytes=nbytes, is_contiguous=is_contiguous)
 
 
-def _refuse(name: str) -> Any:
-    def refusal(*_: Any, **__: Any) -> Any:
-        raise errors.refuse(f"windows to which memory is attached (Win.{name})", "use Win.Create")
-
-    refusal.__name__, refusal.__doc__ = name, "Refused: shmring's MPI has no dynamic windows."
-    return refusal
-
-
-for _name in ("Create_dynamic", "Attach", "Detach"):
-    setattr(Win, _name, _refuse(_name))
+refuse_methods(Win, "Create_dynamic Attach Detach", "windows to which memory is attached", "use Win.Create")
 Window.handle_class = Win
 WIN_NULL = Win()
 handles.predefine({"WIN_NULL": WIN_NULL})

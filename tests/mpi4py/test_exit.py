@@ -83,7 +83,7 @@ print([name for name in names if getattr(MPI, f"THREAD_{name}") == MPI.Query_thr
     ("settings", "level"),
     [
         ({}, "MULTIPLE"),
-        ({"MPI4PY_RC_THREAD_LEVEL": "funneled"}, "FUNNELED"),
+        ({"MPI4PY_RC_THREAD_LEVEL": "Funneled"}, "FUNNELED"),
         ({"MPI4PY_RC_THREAD_LEVEL": "serialized", "MPI4PY_RC_THREADS": "0"}, "SINGLE"),
     ],
 )
@@ -152,6 +152,19 @@ def test_settings_say_whether_the_end_finalizes(tmp_path, settings, is_finalized
     done = run_code(tmp_path, code, "--no-prefix", "--mpi4py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(is_finalized)] * 2, done.stderr
+
+
+ATTRIBUTES = """
+from mpi4py import MPI
+key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: print(value, MPI.Is_finalized()))
+MPI.COMM_SELF.Set_attr(key, "deleted")
+"""
+
+
+@pytest.mark.parametrize("end", ["MPI.Finalize()", ""])
+def test_attributes_of_comm_self_are_deleted_before_the_end(tmp_path, end):
+    done = run_code(tmp_path, ATTRIBUTES + end, "--no-prefix", "--mpi4py", nprocs=1)
+    assert done.stdout.splitlines() == ["deleted False"], done.stderr
 
 
 def test_variables_give_the_protocol_and_the_threshold_of_pickles(tmp_path):
@@ -232,3 +245,8 @@ def test_a_rank_that_ends_early_ends_the_job(tmp_path, end, code, shown):
     assert done.returncode == code, done.stderr
     assert shown in done.stderr
     assert ended_s - float(done.stdout.split()[1]) < 30  # MPI would wait for ever
+
+
+def test_an_exit_code_of_more_than_eight_bits_is_a_failure(tmp_path):
+    code = "from mpi4py import MPI; MPI.COMM_WORLD.Abort(256)"
+    assert run_code(tmp_path, code, "--mpi4py", "--no-prefix", nprocs=1).returncode == 1

@@ -281,6 +281,7 @@ def test_ranks_never_count_different_numbers_of_children(tmp_path, call):
 REFUSED = """
 import numpy as np
 from shmring import MPI
+from shmring.mpi4py.util import pkl5
 
 comm = MPI.COMM_WORLD
 is_right = comm.rank == 0
@@ -302,6 +303,8 @@ REFUSED_CALLS = [
     "comm.Split_type(MPI.COMM_TYPE_SHARED if is_right else 77)",
     "comm.Create_cart([2 if is_right else 9])",
     "comm.Create_graph([0] * (3 if is_right else 4), [])",
+    "pkl5.Intracomm(comm).bcast(1 if is_right else (x for x in ()), root=1)",
+    "pkl5.Intracomm(comm).alltoall([1, 1 if is_right else (x for x in ())])",
 ]
 
 
@@ -461,3 +464,175 @@ except MPI.Exception as error:
 def test_polls_of_a_request_notice_that_a_rank_has_died(tmp_path):
     done = run_code(tmp_path, POLLS, "--no-prefix", "--keep-going", nprocs=2)
     assert done.stdout.splitlines() == ["True 1"], done.stdout + done.stderr
+
+
+REQUESTS = """
+import pickle, signal, threading
+import numpy as np
+from shmring import MPI
+
+comm, room = MPI.COMM_SELF, np.zeros(1)
+
+def error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except Exception as error:
+        return error
+
+# An error of a request is raised by the call that completes the request, and by none before or after.
+lists = [getattr(MPI.Request, name + kind) for name in ("Wait", "Test") for kind in ("any", "some", "all")]
+for complete in (lambda requests: requests[0].Wait(), lambda requests: requests[0].Test(), *lists):
+    request = comm.Irecv(room, 0)
+    comm.Send(np.ones(2), 0)
+    while not request.Get_status():
+        pass
+    assert request
+    code = error_of(complete, [request]).Get_error_class()
+    assert code in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS), code
+    assert not request and request.Test()
+request = comm.irecv(source=0)
+comm.Send([b"no pickle", MPI.BYTE], 0)
+while not request.Get_status():
+    pass
+assert isinstance(error_of(request.test), pickle.UnpicklingError) and not request
+
+# After a Ctrl-C in Wait, the request is still there.
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+
+def interrupted(call, *arguments):
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        call(*arguments)
+    except KeyboardInterrupt:
+        return True
+
+for make in (comm.Irecv, comm.Recv_init):
+    request = make(room, 0)
+    if make == comm.Recv_init:
+        request.Start()
+    assert interrupted(request.Wait) and request and not request.Test()
+    comm.Send(np.full(1, 7.0), 0)
+    request.Wait()
+    assert room[0] == 7
+    room[0] = 0
+
+# A blocking call that is interrupted takes no later message, with and without another thread.
+over = threading.Event()
+other = threading.Thread(target=over.wait)
+for begin in (lambda: None, other.start):
+    begin()
+    for call, *arguments in ((comm.Sendrecv, room, 0, 1, np.zeros(1), 0, 2), (comm.Recv, np.zeros(1), 0, 2)):
+        assert interrupted(call, *arguments)
+        comm.Send(np.full(1, 7.0), 0, 2)
+        comm.Recv(room, 0, 2)
+        assert room[0] == 7
+        room[0] = 0
+over.set()
+other.join()
+
+# The status of a request that the program completes is that which its function sets.
+request = MPI.Grequest.Start(lambda status: status.Set_cancelled(True), None, lambda is_complete: None)
+request.Cancel()
+request.Complete()
+status = MPI.Status()
+request.Wait(status)
+assert status.Is_cancelled()
+print("well")
+"""
+
+
+def test_errors_and_interrupts_of_requests(tmp_path):
+    done = run_code(tmp_path, REQUESTS, "--no-prefix", nprocs=1)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+AS_MPI4PY = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+size, above, below = comm.size, (rank + 1) % comm.size, (rank - 1) % comm.size
+
+def code_of(call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except MPI.Exception as error:
+        return error.Get_error_class()
+
+# The root of a broadcast gets a copy. The result of MAXLOC is a tuple, whatever the pairs are.
+given = ["a"]
+assert comm.bcast(given) == given and comm.bcast(given) is not given
+assert comm.allreduce(np.array([5, rank]), MPI.MAXLOC) == comm.allreduce([5, rank], MPI.MINLOC) == (5, 0)
+
+# Without another group, ranks are those in COMM_WORLD. Constants stay.
+last = comm.Get_group().Incl([size - 1])
+assert last.Translate_ranks() == last.Translate_ranks([0]) == [size - 1]
+assert last.Translate_ranks([MPI.PROC_NULL, 0], MPI.GROUP_EMPTY) == [MPI.PROC_NULL, MPI.UNDEFINED]
+for constant in (MPI.GROUP_EMPTY, MPI.ERRORS_RETURN):
+    constant.Free()
+    assert constant and last.Excl([0]) == MPI.GROUP_EMPTY
+
+# Without counts, the first ranks get one item more.
+x, every = np.arange(2 * size + 1), np.zeros(2 * size + 1, int)
+part = np.zeros(2 + (rank == 0), int)
+comm.Scatterv(x, part)
+comm.Allgatherv(part, every)
+assert (every == x).all()
+
+# The format of memory does not matter if a datatype is given.
+record = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+struct = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.SIGNED_CHAR, MPI.DOUBLE]).Commit()
+records, taken = np.zeros(size, record), np.zeros(size, record)
+records["a"], records["b"] = range(size), rank
+where = [1] * size, [16 * other for other in range(size)]
+comm.Alltoallw([records, where, [struct] * size], [taken, where, [struct] * size])
+assert (taken["a"] == rank).all() and (taken["b"] == range(size)).all()
+packed, taken = bytearray(9 * size), np.zeros(size, record)
+assert struct.Pack(records, packed, 0, comm) == struct.Unpack(packed, 0, taken, comm) == len(packed)
+assert (taken == records).all()
+dates, room = np.array([rank], "M8[D]"), np.zeros(1, "M8[D]")
+comm.Sendrecv([dates, MPI.INT64_T], above, 0, [room, MPI.INT64_T], below)
+assert room[0] == np.datetime64(below, "D")
+
+# The root's part of a message that is scattered in place may be read-only.
+x.flags.writeable = False
+comm.Scatter([x, 2, MPI.INT64_T] if rank == 0 else None, part if rank else MPI.IN_PLACE)
+assert rank == 0 or part.tolist() == [2 * rank, 2 * rank + 1]
+
+# None attaches a buffer of any size. The buffer that was attached is returned.
+for memory in (None, bytearray(100)):
+    MPI.Attach_buffer(memory)
+    comm.bsend(rank, above)
+    assert comm.recv() == below
+    assert MPI.Detach_buffer() is (memory or MPI.BUFFER_AUTOMATIC)
+
+# A wrong argument is found before anything is sent.
+assert code_of(comm.sendrecv, 1, above, source=size) == MPI.ERR_RANK
+comm.Barrier()
+assert not comm.Iprobe()
+
+# Extents are as equal as they can be.
+for arguments, expected in {(72, 2): [9, 8], (30, 3): [5, 3, 2], (12, (0, 2)): [6, 2], (7, 1): [7]}.items():
+    assert MPI.Compute_dims(*arguments) == expected, arguments
+wrong = (0, 2), (5, (2, 0)), (6, (2, 2)), (4, (-2, 0))
+assert {code_of(MPI.Compute_dims, *arguments) for arguments in wrong} == {MPI.ERR_DIMS}
+
+# An index with a 0 at the front has a node less.
+index, edges = [*range(size + 1)], [*range(1, size), 0]
+graph = comm.Create_graph(index, edges)
+assert graph.neighbors == [above] and code_of(graph.Get_neighbors, -1) == MPI.ERR_RANK
+assert comm.Graph_map(index[:size], edges[: size - 1]) == (rank if rank < size - 1 else MPI.UNDEFINED)
+ring = comm.Create_dist_graph_adjacent([below], [above])
+ring.inedges.append(rank)
+assert ring.inedges == [below]
+assert graph.neighbor_alltoall(None) == [None]
+print("well")
+"""
+
+
+def test_results_and_arguments_are_those_of_mpi4py(tmp_path):
+    done = run_code(tmp_path, AS_MPI4PY, "--no-prefix", nprocs=2)
+    assert done.stdout.splitlines() == ["well"] * 2, done.stderr

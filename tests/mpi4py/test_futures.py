@@ -191,3 +191,22 @@ def test_a_pool_that_would_spawn_is_refused(tmp_path):
     """
     (line,) = run(tmp_path, code, nprocs=1)
     assert line.startswith("shmring's MPI spawns no processes: run the program by `-m mpi4py.futures`")
+
+
+def test_futures_are_done_after_a_shutdown(tmp_path):
+    code = """
+        from mpi4py.futures import pool
+
+        class Slow(futures.Future):
+            def set_result(self, result):
+                time.sleep(0.3)
+                super().set_result(result)
+
+        with futures.MPICommExecutor() as executor:
+            if executor is not None:
+                pool.Future = Slow
+                future = executor.submit(square, 3)
+                executor.shutdown()
+                print(future.done())
+    """
+    assert run(tmp_path, code, nprocs=2) == ["True"]

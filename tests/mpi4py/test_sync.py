@@ -15,7 +15,7 @@ rank, size = comm.rank, comm.size
 
 USE = """
 dup = comm.Dup()
-counter = sync.Counter(10, 5, typecode="d", comm=dup, root=size - 1)
+counter = sync.Counter(10 if rank == size - 1 else 0, 5, typecode="d", comm=dup, root=size - 1)
 mutex = sync.Mutex(comm=dup)
 total = MPI.Win.Allocate_shared(8 if rank == 0 else 0, comm=dup)
 dup.Free()   # the objects do not need it any more

@@ -48,6 +48,7 @@ class Manager:
         self._idle = collections.deque(self._workers)
         self._running: dict[int, Task] = {}
         self._waiting: collections.deque[Task] = collections.deque()
+        self._ending: Task | None = None  # its future gets the result now
         self._broken: dict[int, BaseException] = {}
         # Reentrant: a callback of a future may submit another task.
         self._lock = threading.RLock()
@@ -96,7 +97,8 @@ class Manager:
         self._results.Free()
 
     def _left(self, executor: int) -> bool:
-        return any(task.executor == executor for task in [*self._waiting, *self._running.values()])
+        left = [*self._waiting, *self._running.values(), self._ending]
+        return any(task is not None and task.executor == executor for task in left)
 
     def _give_out(self) -> None:
         while self._idle and self._waiting:
@@ -131,7 +133,7 @@ class Manager:
 
     def _finish(self, worker: int, tag: int, value: Any) -> None:
         with self._lock:
-            task = self._running.pop(worker)
+            task = self._ending = self._running.pop(worker)
             self._idle.append(worker)
             self._give_out()
         if tag == _RESULT:
@@ -140,6 +142,9 @@ class Manager:
             error, text = value
             error.__cause__ = RemoteTraceback(text)
             task.future.set_exception(error)
+        with self._changed:
+            self._ending = None
+            self._changed.notify_all()
 
     def _break(self, executor: int, error: BaseException) -> None:
         """Note that an initializer failed, and let the tasks of its executor fail."""

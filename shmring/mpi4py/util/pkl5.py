@@ -115,11 +115,16 @@ class Request:
 
     def wait(self, status: Any = None) -> Any:
         """Block until the request is complete, and return the object that was received."""
-        state, self._state = self._state, None
+        state = self._state
         if state is None:
             return None
-        for part in state.parts:
-            part.Wait()
+        try:
+            for part in state.parts:
+                part.Wait()
+        except Exception:  # not a KeyboardInterrupt: the request is still there then
+            self._state = None
+            raise
+        self._state = None
         state.report(status)
         return state.finish()
 
@@ -333,6 +338,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         status: Any = None,
     ) -> Any:
         """Send an object, and receive one. `recvbuf` is not used."""
+        self._peer(source, recvtag)  # before the send: it checks the arguments
         request = self.isend(sendobj, dest, sendtag)
         received = self.recv(None, source, recvtag, status)
         request.wait()
@@ -349,7 +355,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Give the root's object to all ranks."""
         is_root = self.Get_rank() == root
-        head, buffers = _dumps(obj) if is_root else (b"", [])
+        head, buffers = self._refusing("broadcast", _dumps, obj) if is_root else (b"", [])
         head = super().bcast(head, root)
         if not is_root:
             buffers = [bytearray(size) for size in _sizes(memoryview(head))]
@@ -359,7 +365,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Give the objects of all ranks to the root."""
-        head, buffers = _dumps(sendobj)
+        head, buffers = self._refusing("gather", _dumps, sendobj)
         heads = super().gather(head, root)
         room = None if heads is None else _Room(heads)
         self.Gatherv(_joined(buffers), None if room is None else room.specification, root)
@@ -367,11 +373,9 @@ class Comm(MPI.Comm):  # type: ignore[misc]
 
     def scatter(self, sendobj: Iterable[Any] | None, root: int = 0) -> Any:
         """Give each rank one of the root's objects; None stands for as many of None."""
-        objects: Any = sendobj
         parts, given = [], None
         if self.Get_rank() == root:
-            objects = [None] * self.Get_size() if sendobj is None else list(sendobj)
-            parts = [_dumps(one) for one in objects]
+            parts = self._refusing("scatter", self._dumps_for_all, sendobj)
         head = super().scatter([head for head, _ in parts], root)
         if parts:
             given = _specification_of(parts)
@@ -381,18 +385,20 @@ class Comm(MPI.Comm):  # type: ignore[misc]
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Give the objects of all ranks to all ranks."""
-        head, buffers = _dumps(sendobj)
+        head, buffers = self._refusing("all_gather", _dumps, sendobj)
         room = _Room(super().allgather(head))
         self.Allgatherv(_joined(buffers), room.specification)
         return room.load()
 
     def alltoall(self, sendobj: Iterable[Any] | None) -> list[Any]:
         """Give each rank one of the objects; None stands for as many of None."""
-        objects = [None] * self.Get_size() if sendobj is None else list(sendobj)
-        parts = [_dumps(one) for one in objects]
+        parts = self._refusing("all_to_all", self._dumps_for_all, sendobj)
         room = _Room(super().alltoall([head for head, _ in parts]))
         self.Alltoallv(_specification_of(parts), room.specification)
         return room.load()
+
+    def _dumps_for_all(self, objects: Iterable[Any] | None) -> list[tuple[bytes, list[Any]]]:
+        return [_dumps(one) for one in ([None] * self.Get_size() if objects is None else objects)]
 
 
 class _Room:

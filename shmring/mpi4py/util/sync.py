@@ -118,7 +118,7 @@ class Counter(_Shared):
         comm._check_root(root)
         super().__init__(comm._comm(), 1, MPI.Datatype.fromcode(typecode)._ref.dtype, 0)
         self._step = step
-        if comm.Get_rank() == 0:
+        if comm.Get_rank() == root:
             self._array[0] = start
         self._ref.comm.barrier()
 
