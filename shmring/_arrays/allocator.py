@@ -106,7 +106,7 @@ class _Block:
         self._freed = flags.from_address(mapping.address + stride * size)
         self._pid = os.getpid()
         self._own_part_is_free = False
-        self._is_unused = False  # set once `free_own_part` does not touch the mapping any more
+        self._is_unused = False  # set once nothing in this class touches the mapping any more
         # Every page of the own part is shared; only shared pages can be discarded.
         self._is_shared = True
         # Every page of the own part is private; this process uses no other part any more.
@@ -116,7 +116,7 @@ class _Block:
 
     def free_own_part(self) -> None:
         """Free this rank's pages after its last array. The mapping stays until all ranks have freed."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._own_part_is_free:
             return  # a forked child drops its copy of the reference; the memory is the parent's
         self._own_part_is_free = True
         if self._is_shared:
@@ -169,7 +169,10 @@ class _Block:
     def orphan(self) -> None:
         """Unmap, now or with the last array, what this rank's arrays do not need of a closed communicator."""
         if self._adopted is not None:  # the adopted memory has its own mapping of its pages
-            self._own_part_is_free = self._is_unused = True
+            if (
+                not self._own_part_is_free
+            ):  # else a signal handler closes during `free_own_part`, which unmaps
+                self._own_part_is_free = self._is_unused = True
         elif self._is_private and not self._own_part_is_free:
             with contextlib.suppress(Error):  # on failure the mapping stays until the last array is gone
                 self.mapping.keep_only(self._rank * self.stride, self.stride)

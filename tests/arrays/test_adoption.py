@@ -402,6 +402,28 @@ def test_close_waits_for_a_release():
         assert ranks.meet()(release_while_closing) == [NBYTES]
 
 
+def close_while_releasing(comm, method):
+    """A signal handler closes the communicator while this thread releases the array."""
+    array, adoption = adopt(comm)
+    kind = segments.Adopted if method == "make_private" else segments.Mapping
+    call = getattr(kind, method)
+
+    def call_and_close(*arguments):
+        setattr(kind, method, call)
+        call(*arguments)
+        comm.close()
+
+    setattr(kind, method, call_and_close)
+    adoption.release()
+    return array.sum().item()
+
+
+@pytest.mark.parametrize("method", ["make_private", "discard"])
+def test_a_signal_handler_may_close_during_a_release(method):
+    with Ranks(1) as ranks:
+        assert ranks.meet()(close_while_releasing, method) == [NBYTES]
+
+
 def fail_to_map(comm):
     """Rank 1 cannot map its array, and then rank 0 cannot make its own array private again."""
     mapped, array = segments.Adopted, own_array()
