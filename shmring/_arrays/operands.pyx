@@ -409,10 +409,14 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
         return SR_F16
     if kind == b"?":
         return SR_BOOL
-    if kind in b"bhilqn":
-        return SR_I8 if itemsize == 1 else SR_I16 if itemsize == 2 else SR_I32 if itemsize == 4 else SR_I64
-    if kind in b"BHILQN":
-        return SR_U8 if itemsize == 1 else SR_U16 if itemsize == 2 else SR_U32 if itemsize == 4 else SR_U64
+    if kind == b"b":
+        return SR_I8
+    if kind == b"B":
+        return SR_U8 if itemsize == 1 else -1   # a larger item is a union of ctypes
+    if kind in b"hilqn":
+        return SR_I16 if itemsize == 2 else SR_I32 if itemsize == 4 else SR_I64
+    if kind in b"HILQN":
+        return SR_U16 if itemsize == 2 else SR_U32 if itemsize == 4 else SR_U64
     return -1
 
 
@@ -532,6 +536,8 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
     found = dtype_of_buffer(x, operand.view.format) if moves else None
     if found is not None and not buffers.has_references(found):
         describe_items(operand, found, operand.view.len)
+        if isinstance(found, str):
+            operand.items.nbytes = max(operand.view.itemsize, <Py_ssize_t> 1)
         return None
     release(operand)
     error = TypeError(f"elements of format {operand.view.format.decode()!r}")

@@ -53,6 +53,14 @@ class Place(ctypes.Structure):
     _fields_ = (("Origin", ctypes.c_int), ("Offset", ctypes.c_float))
 
 
+class Character(ctypes.Structure):
+    _fields_ = (("letter", ctypes.c_wchar), ("number", ctypes.c_int))  # NumPy has no such format
+
+
+class Either(ctypes.Union):
+    _fields_ = (("f0", ctypes.c_float), ("f1", ctypes.c_int))
+
+
 class Reference(ctypes.Structure):
     _fields_ = (("item", ctypes.py_object),)
 
@@ -280,11 +288,27 @@ def test_ranks_may_move_different_makes(world_of):
 
 def split_structures(comm):
     """Three structures cannot be split between two ranks, though their bytes can."""
-    with pytest.raises(ValueError, match="3 rows"):
-        comm.all_to_all((Pair * 3)(), out=(Pair * 3)())
+    for kind in (Pair, Character):
+        with pytest.raises(ValueError, match="3 rows"):
+            comm.all_to_all((kind * 3)(), out=(kind * 3)())
+    letters = (Character * 2)()
+    comm.all_to_all((Character * 2)(("a", comm.rank), ("b", comm.rank)), out=letters)
+    assert [(each.letter, each.number) for each in letters] == [("ab"[comm.rank], rank) for rank in range(2)]
     out = (Pair * 2)()
     comm.all_to_all((Pair * 2)((comm.rank, 0), (comm.rank, 1)), out=out)
     return [(pair.f0, pair.f1) for pair in out]
+
+
+def move_unions(comm):
+    unions = (Either * 3)(*[Either(comm.rank + 1.0)] * 3)
+    with pytest.raises(TypeError):
+        comm.all_reduce(unions)
+    comm.broadcast(unions)
+    return [union.f0 for union in unions]
+
+
+def test_unions_are_moved_and_not_reduced(world_of):
+    assert world_of(2)(move_unions) == [[1.0] * 3] * 2
 
 
 def test_structures_are_not_split(world_of):
