@@ -157,10 +157,11 @@ cdef class Locks:
             if status == SIGNALLED:
                 try:
                     PyErr_CheckSignals()
+                    self.engine.check_open()   # a signal handler may have closed it, or forked this child
                     self.engine.stalls.warn_if_due(self.engine, SR_WAIT_LOCK)
-                    self.engine.check_open()   # a signal handler may have closed it
                 except BaseException:
-                    end_wait(g, SR_WAIT_LOCK)
+                    if self.engine.closed_because is None:   # else the published wait may be the parent's
+                        end_wait(g, SR_WAIT_LOCK)
                     raise
             elif status == ABORTED:
                 self.engine.raise_over(beside=True)

@@ -240,7 +240,7 @@ cdef class Engine(State):
             self.raise_for_status(c, status)
 
     # Raise the error of a status, on all ranks. Return if the status is a signal whose handler raised nothing. Any
-    # exception raised here, also while an error is built, ends the communicator.
+    # exception raised here, also while an error is built, ends the communicator, except in a forked child.
     cdef int raise_for_status(self, Call *c, int status) except -1:
         cdef Group *g = &self.g
         if status != SIGNALLED:

@@ -540,6 +540,8 @@ cdef class Ends:
             if deadline[0] != NEVER_NS and now > self.slept_ns[side]:
                 deadline[0] += sr_time_away(self.slept_ns[side], now)
             PyErr_CheckSignals()
+            if not (self.gets if side == SR_CONSUMER else self.puts):
+                raise Closed("this side of the ring belongs to the parent of this forked process")
             if sr_flag_load(&self.interrupted):
                 raise Closed("interrupt() has ended the waits of this process on this ring")
             if self.is_closed_there(side):

@@ -243,6 +243,59 @@ def test_the_child_of_a_signal_handler_does_not_go_on_with_the_call(world_of, tm
     assert world_of(2)(fork_in_a_handler, how, tmp_path / "forked") == [0, None]
 
 
+def fork_while_waiting_for_a_lock(comm, forked):
+    array = comm.shared(1, locks=1)
+    if comm.rank == 1:
+        with array.lock(0):
+            comm.barrier()
+            when_there(forked)
+        comm.barrier()
+        return None
+
+    def take():
+        with array.lock(0):
+            pass
+
+    comm.barrier()
+    code = fork_while_waiting(take, forked.touch)
+    comm.barrier()
+    return code
+
+
+def fork_while_getting(comm):
+    with shmring.Ring(1 << 16) as ring:
+        return fork_while_waiting(ring.get, lambda: ring.put(b"item"))
+
+
+def fork_while_waiting(wait, end):
+    """A handler forks during wait(), and calls end() after the child. Return the exit code of the child."""
+    child = None
+
+    def fork(*_):
+        nonlocal child
+        child = os.fork()
+        if child:
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            end()
+
+    before = signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    error = _error_of(wait)
+    if child == 0:
+        os._exit(0 if isinstance(error, shmring.Closed) else 1)
+    signal.signal(signal.SIGALRM, before)
+    assert error is None
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_the_child_of_a_signal_handler_gets_no_lock(world_of, tmp_path):
+    assert world_of(2)(fork_while_waiting_for_a_lock, tmp_path / "forked") == [0, None]
+
+
+def test_the_child_of_a_signal_handler_gets_nothing_from_a_ring(world_of):
+    assert world_of(1)(fork_while_getting) == [0]
+
+
 def put_and_fork(comm):
     """A ring's side belongs to the process that used it first."""
     with shmring.Ring(1 << 16) as ring:
