@@ -43,12 +43,15 @@ class _Kept:
     def __init__(self, reference: weakref.ref[Any], most_nbytes: int) -> None:
         self._reference = reference
         self._losses: dict[_Place, Losses] = {}
-        self._most_nbytes = most_nbytes  # 0: unknown, no limit
+        self._most_nbytes = (
+            most_nbytes  # of a list of arrays only the first one is counted, so `at` allows more
+        )
 
     def at(self, place: _Place, length: int) -> Losses:
         if place not in self._losses:
             self._losses[place] = np.zeros(length, np.float32)
-            while self._most_nbytes and len(self._losses) > 1 and self._nbytes() > self._most_nbytes:
+            most_nbytes = max(self._most_nbytes, _MOST * self._losses[place].nbytes)
+            while len(self._losses) > 1 and self._nbytes() > most_nbytes:
                 del self._losses[next(iter(self._losses))]
         return self._losses[place]
 

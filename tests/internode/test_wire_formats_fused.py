@@ -86,6 +86,26 @@ def test_rounding_errors_stay_with_their_arrays(world_over_hosts):
         assert np.abs(got - want).max() < 2**-6 * np.abs(want).max()
 
 
+def alternate(comm):
+    """Return the mean of many sums of two lists that begin with the same array."""
+    first, total = np.zeros(900, "f4"), np.zeros(3000)
+    given = [values_of(3000, comm.rank), 2 * values_of(3000, comm.rank)]
+    rooms = [np.empty(3000, "f4") for _ in given]
+    comm.wire = "bf16"
+    for _ in range(40):
+        for room, x in zip(rooms, given, strict=True):
+            room[:] = x
+            comm.all_reduce_many([first, room], fuse_nbytes=16_000)
+        total += rooms[0]
+    return total / 40
+
+
+def test_lists_that_begin_with_the_same_array_keep_their_rounding_errors(world_over_hosts):
+    want = exact_sum([values_of(3000, rank) for rank in range(2)])
+    for got in world_over_hosts(LAYOUTS["1+1"], SHMRING_WIRE_SLICE=TINY_SLICE)(alternate):
+        assert np.abs(got - want).max() < 2**-11 * np.abs(want).max()
+
+
 # ---- storage of the feedback -------------------------------------------------------------------------------
 
 
