@@ -40,7 +40,7 @@ cdef class Pending:
     cdef public object work          # a Work or a Transfer; None if there is nothing to wait for
     cdef public object result        # what `finish` returned
     cdef object outcome
-    cdef object failure              # the exception of a call that has failed, until `settle` raises it
+    cdef readonly object failure     # the exception of a call that has failed, until `settle` raises it
     cdef bint is_complete
     cdef public bint is_idle         # the program was told that it is complete, or it was not started
     cdef public bint is_persistent

@@ -70,6 +70,7 @@ class Pending:
     result: Any
     is_idle: Any
     is_persistent: Any
+    failure: Any
 
 class BaseRequest(Handle):
     """The methods of requests that are called for each message."""

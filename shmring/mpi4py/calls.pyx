@@ -240,8 +240,11 @@ cdef class Pending:
         return True
 
     cdef int fail(self, object error) except -1:
-        self.failure = self.call.context.failure(None, error)
-        self.failure.__cause__ = error
+        try:
+            self.failure = self.call.context.failure(None, error)
+            self.failure.__cause__ = error
+        except BaseException as raised:   # of the program's error handler
+            self.failure = raised
         return 0
 
     # Wait until the call is complete. An error of the call is kept until `settle` raises it. After any other exception,

@@ -90,8 +90,8 @@ class BufferedSends:
         return found
 
     def keep(self, pending: Pending) -> None:
-        """Keep a message until it is received."""
-        self._pending = [pending for pending in self._pending if not pending.poll()]
+        """Keep a message until it is received. One that has failed stays until `flush` raises its error."""
+        self._pending = [kept for kept in self._pending if not kept.poll() or kept.failure is not None]
         self._pending.append(pending)
 
     def flush(self) -> None:

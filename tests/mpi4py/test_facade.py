@@ -496,6 +496,17 @@ while not request.Get_status():
     pass
 assert isinstance(error_of(request.test), pickle.UnpicklingError) and not request
 
+# An error handler may raise an exception of its own.
+def handle(*_):
+    raise ZeroDivisionError
+
+handler = MPI.Comm.Create_errhandler(handle)
+comm.Set_errhandler(handler)
+request = comm.Irecv(room, 0)
+comm.Send(np.ones(2), 0)
+assert isinstance(error_of(request.Wait), ZeroDivisionError) and not request
+comm.Set_errhandler(MPI.ERRORS_RETURN)
+
 # After a Ctrl-C in Wait, the request is still there.
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -503,8 +514,8 @@ def interrupt(*_):
 signal.signal(signal.SIGALRM, interrupt)
 
 def interrupted(call, *arguments):
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         call(*arguments)
     except KeyboardInterrupt:
         return True

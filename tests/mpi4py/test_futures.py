@@ -210,3 +210,18 @@ def test_futures_are_done_after_a_shutdown(tmp_path):
                 print(future.done())
     """
     assert run(tmp_path, code, nprocs=2) == ["True"]
+
+
+def test_a_callback_does_not_wait_for_itself(tmp_path):
+    code = """
+        with futures.MPICommExecutor() as executor:
+            if executor is not None:
+                def end(future):
+                    try:
+                        executor.shutdown()
+                    except RuntimeError as error:
+                        print("callback" in str(error))
+                        executor.shutdown(wait=False)
+                executor.submit(square, 3).add_done_callback(end)
+    """
+    assert run(tmp_path, code, nprocs=2) == ["True"]

@@ -74,6 +74,10 @@ class Manager:
 
     def wait_for(self, executor: int) -> None:
         """Block until no task of an executor is left."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "a callback of a future would wait for its own end: call shutdown(wait=False) in callbacks"
+            )
         with self._changed:
             self._changed.wait_for(lambda: not self._left(executor))
 
