@@ -102,15 +102,18 @@ cdef class CallLock:
     cdef unsigned long owner   # while it is held: the thread, or 0 until a woken thread runs
     cdef readonly list unfinished   # operations of a group whose results are not in their tensors yet
     cdef list waiting   # a lock of each thread, in the order in which they came; a release of it wakes the thread
+    cdef list queued    # the threads that wait, also while they wake
 
     def __cinit__(self):
         self.waiting = []
+        self.queued = []
         self.unfinished = []
 
     def acquire(self, double timeout=-1.0):
         """Take the lock; wait without end, or for some seconds. Return whether this thread has it now.
 
-        RuntimeError if this thread has it already, as in a signal handler, and so would wait without end.
+        RuntimeError if this thread has it or waits for it already, as in a signal handler, and so would wait
+        without end.
         """
         return self.take(timeout)
 
@@ -121,8 +124,9 @@ cdef class CallLock:
         self.give_back()
 
     cpdef bint is_mine(self) noexcept:
-        """Return whether this thread has the lock, as in a signal handler during a call of its own."""
-        return self.is_held and self.owner == <unsigned long> PyThread_get_thread_ident()
+        """Return whether this thread has the lock or waits for it, as in a signal handler during its own call."""
+        cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
+        return (self.is_held and self.owner == thread) or thread in self.queued
 
     def __enter__(self):
         self.take(-1.0)
@@ -143,15 +147,19 @@ cdef class CallLock:
                                "handler note the signal, and act on the note after the call")
         turn = threading.Lock()
         turn.acquire()
+        thread = <unsigned long> PyThread_get_thread_ident()
+        self.queued.append(thread)
         self.waiting.append(turn)
         try:
             if not turn.acquire(True, timeout) and self.leave(turn):
                 return False
+            self.owner = thread
         except BaseException:   # of a signal's handler
             if not self.leave(turn):
                 self.give_back()
             raise
-        self.owner = <unsigned long> PyThread_get_thread_ident()
+        finally:
+            self.queued.remove(thread)
         return True
 
     # Return whether the thread was still waiting: a release may have come when its wait had just ended.

@@ -125,6 +125,28 @@ def test_a_signal_handler_that_raises_ends_a_wait():
     assert lock.acquire(0)
 
 
+def test_a_signal_handler_does_not_queue_behind_its_own_thread():
+    lock, seen = CallLock(), []
+
+    def handle(*_):
+        seen.append(lock.is_mine())
+        with pytest.raises(RuntimeError, match="signal handler"):
+            lock.acquire()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    holder = threading.Thread(target=lambda: (lock.acquire(), time.sleep(0.3), lock.release()))
+    holder.start()
+    time.sleep(0.05)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with lock:
+            holder.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen == [True]
+    assert not lock.is_mine()
+
+
 def test_a_thread_does_not_wait_for_itself():
     lock = CallLock()
     with lock, pytest.raises(RuntimeError, match="signal handler"):
