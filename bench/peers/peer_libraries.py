@@ -6,6 +6,7 @@ joins, that one library.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ def private_array(count: int, dtype: np.dtype[Any], offset: int = MALLOC_OFFSET)
     """
     nbytes = count * dtype.itemsize + 2 * HUGE_NBYTES
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     begin = -np.frombuffer(pages, "u1").ctypes.data % HUGE_NBYTES + offset
     array: Array = np.frombuffer(pages, dtype, count, begin)
     array.fill(0)
