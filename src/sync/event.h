@@ -29,12 +29,19 @@ static inline uint32_t sr_event_watch(struct sr_event *own_event)
     return atomic_fetch_or_explicit(&own_event->sleepers, 1, memory_order_seq_cst) | 1;
 }
 
-/* Sleep until the event is signalled, at most `limit_ns`; return at once if `generation` has ended. A signal of the
-   operating system ends the sleep too, and it may end without a reason. */
-static inline void sr_event_sleep(struct sr_event *own_event, uint32_t generation, uint64_t limit_ns)
+/* Sleep while the word has this value, until a wake-up, at most `limit_ns`. A signal of the operating system ends the
+   sleep too, and it may end without a reason. */
+static inline void sr_futex_sleep(const void *word, uint32_t value, uint64_t limit_ns)
 {
     struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
-    syscall(SYS_futex, &own_event->sleepers, FUTEX_WAIT, generation, &limit, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0);
+}
+
+/* Sleep until the event is signalled, at most `limit_ns`; return at once if `generation` has ended. It may return
+   earlier, as sr_futex_sleep. */
+static inline void sr_event_sleep(struct sr_event *own_event, uint32_t generation, uint64_t limit_ns)
+{
+    sr_futex_sleep(&own_event->sleepers, generation, limit_ns);
 }
 
 #endif

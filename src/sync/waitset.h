@@ -60,9 +60,8 @@ static inline int sr_waitset_try(struct sr_waitset *waitset, uint64_t limit_ns)
 /* Sleep on the first event alone, at most `limit_ns`: all that a kernel without futex_waitv can do. */
 static inline void sr_waitset_sleep_on_first(const struct sr_waitset *waitset, uint64_t limit_ns)
 {
-    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
-    syscall(SYS_futex, (void *)(uintptr_t)waitset->event[0].address, FUTEX_WAIT,
-            (uint32_t)waitset->event[0].generation, &limit, NULL, 0);
+    sr_futex_sleep((const void *)(uintptr_t)waitset->event[0].address, (uint32_t)waitset->event[0].generation,
+                   limit_ns);
 }
 
 /* Sleep until one of the events is signalled, at most `limit_ns`. On a kernel without futex_waitv, which cannot wait
