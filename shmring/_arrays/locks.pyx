@@ -4,7 +4,6 @@
 import operator
 import os
 
-from cpython.exc cimport PyErr_CheckSignals
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -156,11 +155,10 @@ cdef class Locks:
                     end_wait(g, SR_WAIT_LOCK)
             if status == SIGNALLED:
                 try:
-                    PyErr_CheckSignals()
-                    self.engine.check_open()   # a signal handler may have closed it, or forked this child
+                    self.engine.check_signals()
                     self.engine.stalls.warn_if_due(self.engine, SR_WAIT_LOCK)
                 except BaseException:
-                    if self.engine.closed_because is None:   # else the published wait may be the parent's
+                    if self.engine.closed_because is None:
                         end_wait(g, SR_WAIT_LOCK)
                     raise
             elif status == ABORTED:

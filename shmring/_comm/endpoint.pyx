@@ -2,7 +2,6 @@
 # them, and handles errors. point_to_point makes messages from arguments, and results from messages.
 
 cimport cython
-from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
@@ -476,11 +475,10 @@ cdef class Endpoint:
                 self.raise_damaged(self.matching.unmatched_source)
             elif status == SIGNALLED:
                 try:
-                    PyErr_CheckSignals()
-                    self.engine.check_open()   # a signal handler may have forked, and this is the child
+                    self.engine.check_signals()
                     self.engine.stalls.warn_if_due(self.engine, SR_WAIT_MESSAGE)
                 except BaseException:
-                    if self.engine.closed_because is None:   # else the published wait is the parent's
+                    if self.engine.closed_because is None:
                         end_wait(self.matching.g, SR_WAIT_MESSAGE)
                     raise
                 self.engine.poll_abort(None, beside=True)

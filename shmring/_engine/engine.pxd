@@ -59,3 +59,4 @@ cdef class Engine(State):
     cdef int end_issued(self) except -1
     cdef int finish_issued(self) except -1
     cdef int check_open(self) except -1
+    cdef int check_signals(self) except -1

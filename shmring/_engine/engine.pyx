@@ -191,6 +191,12 @@ cdef class Engine(State):
             raise Closed(self.closed_because, rank=self.g.rank)
         return 0
 
+    # Run Python's signal handlers during a wait. Raise Closed if one has closed the communicator, or has forked and
+    # this is the child: the call, and the wait that this rank has published, are then the parent's.
+    cdef int check_signals(self) except -1:
+        PyErr_CheckSignals()
+        return self.check_open()
+
     cdef int prepare_to_begin(self, Call *c) except -1:
         cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
         if self.closed_because is not None or self.busy or self.call_owner != 0 or is_over:
@@ -247,15 +253,14 @@ cdef class Engine(State):
             end_call(g, SR_RAISED)
         try:
             if status == SIGNALLED:
-                PyErr_CheckSignals()
-                self.check_open()   # a signal handler may have forked, and this is the child
+                self.check_signals()
                 self.stalls.warn_if_due(self, SR_WAIT_CALL)
                 self.poll_abort(c.seq)
                 self.compare_calls(c)
                 return 0
             self.give_up_for(c, status)
         except BaseException as error:
-            if self.closed_because is not None:   # the call and its record are the parent's
+            if self.closed_because is not None:
                 raise
             if status == SIGNALLED:
                 end_call(g, SR_RAISED)
@@ -651,7 +656,7 @@ cdef class Engine(State):
                     if status == SIGNALLED:
                         PyErr_CheckSignals()
                         if not is_finished(q, task):
-                            self.check_open()   # as in raise_for_status
+                            self.check_open()   # as check_signals; a finished call returns
                         try:
                             self.poll_abort(self.g.seq)
                             if self.g.inter != NULL and copy_begun(q, &call):
