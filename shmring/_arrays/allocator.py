@@ -116,8 +116,10 @@ class _Block:
 
     def free_own_part(self) -> None:
         """Free this rank's pages after its last array. The mapping stays until all ranks have freed."""
-        if os.getpid() != self._pid or self._own_part_is_free:
+        if os.getpid() != self._pid:
             return  # a forked child drops its copy of the reference; the memory is the parent's
+        if self._own_part_is_free:
+            return
         self._own_part_is_free = True
         if self._is_shared:
             try:
@@ -169,9 +171,8 @@ class _Block:
     def orphan(self) -> None:
         """Unmap, now or with the last array, what this rank's arrays do not need of a closed communicator."""
         if self._adopted is not None:  # the adopted memory has its own mapping of its pages
-            if (
-                not self._own_part_is_free
-            ):  # else a signal handler closes during `free_own_part`, which unmaps
+            # If it is free, a signal handler may close during `free_own_part`, which then unmaps.
+            if not self._own_part_is_free:
                 self._own_part_is_free = self._is_unused = True
         elif self._is_private and not self._own_part_is_free:
             with contextlib.suppress(Error):  # on failure the mapping stays until the last array is gone

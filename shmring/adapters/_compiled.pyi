@@ -37,14 +37,15 @@ class CallLock:
     def acquire(self, timeout: float = -1.0) -> bool:
         """Take the lock; wait without end, or for some seconds. Return whether this thread has it now.
 
-        RuntimeError if this thread has it already, as in a signal handler, and so would wait without end.
+        RuntimeError if this thread has it or waits for it already, as in a signal handler, and so would wait
+        without end.
         """
 
     def release(self) -> None:
         """Let the next thread have the lock."""
 
     def is_mine(self) -> bool:
-        """Return whether this thread has the lock, as in a signal handler during a call of its own."""
+        """Return whether this thread has the lock or waits for it, as in a handler during its own call."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...

@@ -124,7 +124,7 @@ cdef class CallLock:
         self.give_back()
 
     cpdef bint is_mine(self) noexcept:
-        """Return whether this thread has the lock or waits for it, as in a signal handler during its own call."""
+        """Return whether this thread has the lock or waits for it, as in a handler during its own call."""
         cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
         return (self.is_held and self.owner == thread) or thread in self.queued
 

@@ -217,25 +217,10 @@ def fork_in_a_handler(comm, how, forked):
         calls[how]()
         comm.barrier()
         return None
-    child = None
-
-    def fork(*_):
-        nonlocal child
-        child = os.fork()
-        if child:
-            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-            forked.touch()
-
-    before = signal.signal(signal.SIGALRM, fork)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    error = _error_of(calls[how])
-    if child == 0:
-        os._exit(0 if isinstance(error, shmring.Closed) else 1)
-    signal.signal(signal.SIGALRM, before)
-    assert error is None
+    code = fork_while_waiting(calls[how], forked.touch)
     assert (x == (2 if how == "a receive" else 3)).all()
     comm.barrier()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code
 
 
 @pytest.mark.parametrize("how", ["a call", "a call in the background", "a receive"])
