@@ -26,7 +26,6 @@ from .._core.segment cimport (
     sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
     sr_single_copy,
 )
-from .._core.single_copy cimport may_be_single_copy
 from .._core.staging cimport (
     blocked_on_credit, fold_sources, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
 )
@@ -366,7 +365,7 @@ cdef enum:
 cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, giver)
     if theirs.x_block == SR_PRIVATE:
-        return <unsigned char *> <uintptr_t> theirs.x_offset if may_be_single_copy(g, c) else NULL
+        return <unsigned char *> <uintptr_t> theirs.x_offset if is_moved(g, c) else NULL
     return shared_address(g, theirs.x_block, giver, theirs.x_offset, c.x_nbytes)
 
 

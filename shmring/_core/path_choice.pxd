@@ -16,7 +16,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .group cimport (
     ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, CHOICE_CLASSES, GATHER, REDUCE_SCATTER, SCATTER, Call, Choice, Group,
-    is_scan,
+    is_moved, is_scan,
 )
 from .segment cimport sr_now_ns
 
@@ -59,11 +59,6 @@ cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
     return 0 if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER else NOBODY
 
 
-# True if private arrays may be read by single copies: every rank has something to copy, and no byte is copied by two.
-cdef inline bint may_read_private(const Group *g, const Call *c) noexcept nogil:
-    return g.single_copy and (c.kind == ALL_TO_ALL or (c.kind == ALL_GATHER and g.size == 2))
-
-
 # Return the choice that holds for the call, or NULL if this rank knows none. Where ranks share CPUs, a rank that alone
 # gives data may run many calls ahead of the others, so the time of its calls says little.
 cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
@@ -72,7 +67,7 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
     if (chooser == NOBODY or c.given != NULL or c.algorithm != AUTO or not g.tuning.single_copy_measured
             or (has_one_giver(g, c) and (chooser != g.rank or g.oversubscribed))
             or c.nbytes < (LEAST_SHARED_NBYTES if shared else LEAST_PRIVATE_NBYTES)
-            or not (shared or may_read_private(g, c))):
+            or not (shared or (g.single_copy and is_moved(g, c)))):
         return NULL
     return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes)]
 

@@ -3,13 +3,16 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
 
-from .group cimport ALL_GATHER, ALL_TO_ALL, SCATTER, Call, Group, may_be_read_in_place
+from .group cimport ALL_GATHER, ALL_TO_ALL, SCATTER, Call, Group, is_moved, may_be_read_in_place
 from .segment cimport sr_liveness_task, sr_single_copy
 
 
-# True for calls in which no byte is copied by two ranks: memory that several ranks have read is slow to write again. A
-# broadcast and a gather of two ranks also go through slots, since both ranks then copy (bench/peers/matrix.py).
-cdef inline bint may_be_single_copy(const Group *g, const Call *c) noexcept nogil:
+# True for calls in which single copies of long pieces are the faster path most of the time: no byte is copied by two
+# ranks, since memory that several ranks have read is slow to write again. If the user has fixed the path, all calls
+# that only move data take it.
+cdef inline bint prefers_single_copy(const Group *g, const Call *c) noexcept nogil:
+    if not g.tuning.single_copy_measured:
+        return is_moved(g, c)
     return c.kind == ALL_TO_ALL or c.kind == SCATTER or (c.kind == ALL_GATHER and g.size == 2)
 
 
@@ -25,7 +28,7 @@ cdef inline uint64_t least_single_copy(const Group *g, const Call *c) noexcept n
 # True if other ranks may read pieces of nbytes in this rank's private memory. Longer pieces are streamed through slots,
 # unless one rank alone would fill the slots.
 cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
-    return (g.single_copy and may_be_single_copy(g, c)
+    return (g.single_copy and prefers_single_copy(g, c)
             and (c.kind == SCATTER or nbytes <= g.tuning.single_copy_most_nbytes))
 
 

@@ -15,9 +15,19 @@ from ranks import Died, Ranks, turns, when_there
 import shmring
 from shmring._config import thresholds, tuning_table
 
-KINDS = ("scatter", "all_to_all", "scatter_v", "all_to_all_v")
-OF_TWO = ("all_gather", "all_gather_v")
-OTHERS = ("all_reduce", "broadcast", "gather", "gather_v", "exscan")
+KINDS = (
+    "broadcast",
+    "scatter",
+    "gather",
+    "all_gather",
+    "all_to_all",
+    "scatter_v",
+    "gather_v",
+    "all_gather_v",
+    "all_to_all_v",
+)
+OF_TWO = ("exscan",)  # among more ranks it reduces
+OTHERS = ("all_reduce",)
 COUNT = 3000
 FROM_64_BYTES = {"SHMRING_SINGLE_COPY": 64}
 
@@ -59,7 +69,7 @@ def skip_unless_allowed(world_of):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OF_TWO])
-def test_what_one_other_rank_reads_is_copied_once(world_of, kind):
+def test_a_size_in_the_environment_fixes_the_path_of_all_calls_that_move_data(world_of, kind):
     skip_unless_allowed(world_of)
     assert world_of(2, **FROM_64_BYTES)(path_of, kind) == ["single_copy"] * 2
     paths = world_of(3, **FROM_64_BYTES)(path_of, kind)
@@ -213,7 +223,18 @@ def measured(comm, kind, calls):
     return taken, stats["chosen_paths"]
 
 
-@pytest.mark.parametrize(("kind", "size"), [("all_to_all", 2), ("all_to_all", 3), ("all_gather", 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_measurement_a_table_decides_only_where_one_rank_reads(world_of, kind, tmp_path):
+    skip_unless_allowed(world_of)
+    path = tmp_path / "table.json"
+    least = {"single_copy_nbytes": 64, "single_copy_scatter_nbytes": 64}
+    tuning_table.save(path, {2: {"near": least, "far": least}}, thresholds.LIMITS)
+    paths = world_of(2, SHMRING_TUNING=str(path))(path_of, kind)
+    assert paths == ["single_copy"] * 2 if "scatter" in kind or "all" in kind else "single_copy" not in paths
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["all_to_all", "all_gather"])
 def test_ranks_try_both_paths_and_agree_on_one(world_of, kind, size):
     skip_unless_allowed(world_of)
     first, *others = world_of(size)(measured, kind, TRIED + 1)
@@ -225,6 +246,42 @@ def test_ranks_try_both_paths_and_agree_on_one(world_of, kind, size):
     assert chosen.keys() == {kind}
     assert chosen[kind].keys() == {1 << 17}
     assert chosen[kind][1 << 17] in ("slots", "single_copy")
+
+
+def measured_by_one(comm, kind, calls):
+    """As measured, for calls in which one rank alone gives data. Return the path of each call as well."""
+    one, many = np.zeros(MEASURED_COUNT), np.zeros((comm.size, MEASURED_COUNT))
+    paths = []
+    for turn in range(calls):
+        one[:] = many[:] = 1000 * turn + comm.rank
+        if kind == "broadcast":
+            comm.broadcast(one, 1)
+            assert (one == 1000 * turn + 1).all()
+        elif kind == "scatter":
+            assert (comm.scatter(many if comm.rank == 1 else None, 1, like=one) == 1000 * turn + 1).all()
+        elif kind == "gather":
+            found = comm.gather(one, 1)
+            assert found is None or (found == 1000 * turn + np.arange(comm.size)[:, None]).all()
+        else:
+            comm.exscan(one)
+            assert (one == 1000 * turn).all()
+        paths.append(comm.stats()["path"])
+    return paths, comm.stats()["chosen_paths"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "chooser"),
+    [("broadcast", 2, 1), ("scatter", 2, 1), ("gather", 2, 0), ("exscan", 2, 0)],
+)
+def test_a_rank_that_alone_gives_data_tries_both_paths(world_of, kind, size, chooser):
+    skip_unless_allowed(world_of)
+    found = world_of(size)(measured_by_one, kind, TRIED + 1)
+    assert len({tuple(paths) for paths, _ in found}) == 1
+    paths, _ = found[0]
+    assert "single_copy" not in paths[:16]
+    assert set(paths[17:22]) == {"single_copy"}  # the trial is announced by the call before
+    for rank, (_, chosen) in enumerate(found):
+        assert chosen.keys() == ({kind} if rank == chooser else set())
 
 
 def on_one_cpu(comm, kind, calls):
