@@ -154,6 +154,11 @@ class _Block:
         """Stop recognising the adopted address. Call this before the pages at that address change."""
         self.own_address = self.mapping.address + self._rank * self.stride
 
+    def recall_own_address(self) -> None:
+        """Recognise the adopted address again, if the pages there are still shared."""
+        if self._adopted is not None and not self._own_part_is_free:
+            self.own_address = self._adopted.address
+
     def is_free(self) -> bool:
         return all(self._freed)
 
@@ -260,7 +265,11 @@ class Arrays:
                     "a call or a transfer of this array is under way; wait for it, then release"
                 )
             block.forget_own_address()
-            self._notify_engine()
+            try:
+                self._notify_engine()
+            except BaseException:
+                block.recall_own_address()
+                raise
         with self._privatising:
             block.give_back()
         _adopted.discard(block)
@@ -413,11 +422,15 @@ class Arrays:
             block.mapping.close()
 
     def _notify_engine(self) -> None:
-        table = [
-            (number, block.mapping.address, block.own_address, block.stride)
-            for number, block in zip(self._blocks, self._blocks.values(), strict=True)
-        ]
-        self._engine.set_blocks(table)
+        is_set = False
+        while not is_set:  # a release in another thread, or a signal handler, may set a newer table meanwhile
+            version = self._engine.blocks_version
+            blocks = self._blocks.copy()  # in one step: another thread may add a block
+            table = [
+                (number, block.mapping.address, block.own_address, block.stride)
+                for number, block in zip(blocks, blocks.values(), strict=True)
+            ]
+            is_set = self._engine.set_blocks(table, version)
 
 
 def check_possible(nbytes: int) -> None:

@@ -23,7 +23,7 @@ cdef class Engine(State):
     cdef uint64_t nbegun_before           # nbegun at the start of the current call of several steps
     cdef uint64_t nrefused                # nbegun after the last refused call
     cdef bint call_is_open                # the current call of several steps may make other calls of several steps
-    cdef uint64_t blocks_version          # increased when the table of shared blocks changes
+    cdef readonly uint64_t blocks_version   # increased when the table of shared blocks changes
     cdef object arrays                    # shared arrays that other ranks write to; None if there are none
     cdef void *traced                     # TraceBuffer, owned; NULL: none. No gc clears it: g.trace points into it
     cdef object __weakref__

@@ -877,8 +877,12 @@ cdef class Engine(State):
 
     # -- shared blocks --
 
-    def set_blocks(self, list blocks):
-        """Set the shared arrays that this process maps: (id, begin of rank 0's part, begin of the own part, stride)."""
+    def set_blocks(self, list blocks, uint64_t version):
+        """Set the shared arrays that this process maps: (id, begin of rank 0's part, begin of the own part, stride).
+
+        version: that of the table, `blocks_version`, before `blocks` was made. Return False, and change nothing, if
+        another thread has set the table since. Raise RuntimeError if another thread is inside a call.
+        """
         cdef int i = 0
         cdef Group *g = &self.g
         cdef list by_own = sorted(blocks, key=lambda entry: entry[2])
@@ -888,6 +892,12 @@ cdef class Engine(State):
         for block in by_own:
             table[i].id, table[i].begin, table[i].own, table[i].stride = block
             i += 1
+        # From here on, this thread keeps the GIL: no other thread sets the table or begins a call.
+        if self.busy or version != self.blocks_version:
+            free(table)
+            if self.busy:   # the call reads the table without the GIL
+                raise RuntimeError(state.TAKEN)
+            return False
         acquire_stepper(self.queue)
         while not sr_flag_take(&g.blocks_lock, 1):   # a message is copied out of a block: at most one step of it
             sr_yield()
@@ -897,3 +907,4 @@ cdef class Engine(State):
         sr_flag_set(&g.blocks_lock, 0)
         self.blocks_version += 1
         sr_flag_set(&self.queue.stepper, 0)
+        return True

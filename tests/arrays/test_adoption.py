@@ -378,6 +378,95 @@ def test_an_adoption_that_failed_late_is_given_back():
         assert ranks.meet()(fail_to_keep) == [7 * NBYTES] * 2
 
 
+class PausedEngine:
+    """An engine that holds up one change of the table of shared blocks, which another thread has prepared."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self.has_come, self.may_go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def set_blocks(self, *arguments):
+        if not self.has_come.is_set():
+            self.has_come.set()
+            self.may_go_on.wait()
+        return self._engine.set_blocks(*arguments)
+
+
+@contextlib.contextmanager
+def releasing(adoption):
+    """Release the adoption in another thread, which pauses while the block runs. Yield its errors, a list."""
+    errors = []
+
+    def release():
+        try:
+            adoption.release()
+        except RuntimeError as error:
+            errors.append(error)
+
+    arrays = adoption._arrays
+    engine = arrays._engine
+    arrays._engine = paused = PausedEngine(engine)
+    thread = threading.Thread(target=release)
+    thread.start()
+    paused.has_come.wait()
+    try:
+        yield errors
+    finally:
+        paused.may_go_on.set()
+        thread.join()
+        arrays._engine = engine
+
+
+def calls_in_place(comm, array):
+    """Sum up an array, and return how many of the calls took it in place: 0 or 1."""
+    array[:] = comm.rank + 1
+    before = comm.stats()["paths"]["zero_copy"]
+    comm.all_reduce(array)
+    assert (array == 3).all()
+    return comm.stats()["paths"]["zero_copy"] - before
+
+
+def allocate_beside_a_release(comm):
+    array, adoption = adopt(comm)
+    with releasing(adoption) as errors:
+        new = comm.empty(NBYTES, "u1")
+    assert not errors
+    return calls_in_place(comm, new), calls_in_place(comm, array)
+
+
+def test_an_array_made_beside_a_release_is_shared(world_of):
+    assert world_of(2)(allocate_beside_a_release) == [(1, 0)] * 2
+
+
+def release_as_a_call_begins(comm, refused_path):
+    array, adoption = adopt(comm)
+    x = np.full(NBYTES, comm.rank + 1, "u1")
+    if comm.rank == 0:
+        until_there(refused_path)
+        comm.all_reduce(x)
+    else:
+        calling = threading.Thread(target=comm.all_reduce, args=(x,))
+        with releasing(adoption) as errors:
+            calling.start()
+            while not adoption._arrays._engine.has_pending():
+                time.sleep(0.001)
+        refused_path.touch()
+        calling.join()
+        assert "inside a call" in str(errors[0])
+    assert (x == 3).all()
+    still_shared = calls_in_place(comm, array)
+    adoption.release()
+    return still_shared, calls_in_place(comm, array)
+
+
+def test_a_release_leaves_the_table_of_a_call_that_has_begun(world_of, tmp_path):
+    """That call reads the table of shared blocks, and so the release raises. It succeeds later."""
+    assert world_of(2)(release_as_a_call_begins, tmp_path / "refused") == [(1, 0)] * 2
+
+
 def release_while_closing(comm):
     """One thread releases the array, and another one closes the communicator meanwhile."""
     array, adoption = adopt(comm)

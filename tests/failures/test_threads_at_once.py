@@ -161,7 +161,7 @@ def releases_in_another_thread(comm, path):
     def release():
         while not is_over.is_set():
             for _ in range(200):
-                engine.set_blocks([])
+                engine.set_blocks([], engine.blocks_version)
             time.sleep(0)  # lets the other thread have the GIL
 
     releasing = begun(release)
