@@ -167,8 +167,6 @@ cdef class Engine(State):
         """
         if self.closed_because is not None:
             return
-        if self.busy or self.call_owner != 0:
-            raise RuntimeError(f"close() {state.MEANWHILE}")
         self.finish_issued()
         self.closed_because = because   # set at once, so that no other thread begins a call
         sr_liveness_set_state(&self.g.me.liveness, SR_CLOSED)
@@ -598,6 +596,9 @@ cdef class Engine(State):
             start_thread()   # before the call is in the queue: it may raise
             enlist(&self.queue.pollable, self)
             self.enlisted = True
+        reap(self.queue)   # may run any Python code
+        if self.closed_because is not None or self.busy or not self.may_call():
+            self.check_idle()   # meanwhile, another thread has closed the communicator or begun a call
         append(self.queue, &issued.task)
         step_briefly(self.queue)
         while self.describe_oldest():
@@ -714,7 +715,7 @@ cdef class Engine(State):
         cdef Issued last
         while True:
             reap(q)   # may run any Python code, and so may the wait below
-            if self.busy:
+            if self.busy or self.call_owner != 0:
                 raise RuntimeError(f"close() {state.MEANWHILE}")
             if not is_pending(q):
                 return 0

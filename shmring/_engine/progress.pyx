@@ -94,10 +94,9 @@ cdef void free_queue(Queue *q) noexcept:
         free(q)
 
 
+# Append a task. This runs no Python code, so what its caller has checked still holds.
 cdef int append(Queue *q, Task *t) except -1:
-    cdef uint64_t number
-    reap(q)   # may run any Python code, also another append
-    number = sr_flag_load(&q.issued) + 1
+    cdef uint64_t number = sr_flag_load(&q.issued) + 1
     if number - sr_flag_load(&q.reaped) > q.mask:
         grow(q)
     sr_flag_set(&t.number, number)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from ranks import when_there
 
+import shmring
 from shmring._diagnostics.flight_recorder import TraceBuffer
 
 MOMENT_S = 0.3  # time for another thread to begin its wait on a busy machine
@@ -239,6 +240,103 @@ def test_a_process_has_one_thread_in_the_background(tmp_path):
     script.write_text(ISSUE_AT_ONCE.format(tests=str(Path(__file__).parents[1] / "support")))
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "1\n", ran.stderr
+
+
+# While this thread starts the thread in the background, another one closes the communicator, or begins a call
+# of several steps.
+MEANWHILE = """
+import sys, threading
+import numpy as np, shmring
+
+class SlowToBegin(threading.Thread):
+    def start(self):
+        if self.name == "shmring-progress":
+            other.start()
+            has_begun.wait()
+        super().start()
+
+def close():
+    comm.close()
+    has_begun.set()
+
+def hold():
+    has_begun.set()
+    may_end.wait()
+
+has_begun, may_end = threading.Event(), threading.Event()
+comm = shmring.init()
+what = dict(target=close) if sys.argv[1] == "close" else dict(target=comm.run_steps, args=(hold,))
+other = threading.Thread(**what)
+threading.Thread = SlowToBegin
+try:
+    comm.all_reduce(np.ones(3), async_op=True)
+except (RuntimeError, shmring.Closed) as error:
+    print(type(error).__name__, error)
+may_end.set()
+other.join()
+if sys.argv[1] != "close":
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    work.wait()
+    print(comm.stats()["calls"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("close", ["Closed the communicator is closed"]),
+        (
+            "call",
+            [
+                "RuntimeError another thread is inside a call of this communicator; give each thread its own",
+                "1",
+            ],
+        ),
+    ],
+)
+def test_what_another_thread_does_while_the_thread_in_the_background_starts(what, expected):
+    ran = subprocess.run([sys.executable, "-c", MEANWHILE, what], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines() == expected, ran.stderr
+
+
+class Closing:
+    """An array whose destructor closes a communicator."""
+
+    def __init__(self, array, comm):
+        self.array, self.comm = array, comm
+
+    @property
+    def __array_interface__(self):
+        return self.array.__array_interface__
+
+    def __del__(self):
+        self.comm.close()
+
+
+def close_in_a_destructor(comm, issued):
+    if comm.rank == 0:
+        when_there(issued)
+        comm.all_reduce(np.ones(5000))
+        return None
+    interval_s = sys.getswitchinterval()
+    try:
+        work = comm.all_reduce(Closing(np.ones(5000), comm), async_op=True)
+        issued.touch()
+        sys.setswitchinterval(
+            100
+        )  # the thread in the background finishes the call, but does not release its array
+        while not work.done():
+            pass
+        del work
+        with pytest.raises(shmring.Closed):
+            comm.all_reduce(np.ones(3), async_op=True)
+    finally:
+        sys.setswitchinterval(interval_s)
+    return True
+
+
+def test_a_destructor_closes_as_a_call_is_issued(world_of, tmp_path):
+    assert world_of(2)(close_in_a_destructor, tmp_path / "issued") == [None, True]
 
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs free-threaded CPython")
