@@ -44,8 +44,14 @@ class CallLock:
     def release(self) -> None:
         """Let the next thread have the lock."""
 
+    def release_if_mine(self) -> None:
+        """Let the next thread have the lock, if this thread has it."""
+
     def is_mine(self) -> bool:
         """Return whether this thread has the lock or waits for it, as in a handler during its own call."""
+
+    def check_not_mine(self) -> None:
+        """Raise RuntimeError if this thread has the lock or waits for it: it would wait for itself."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...

@@ -123,10 +123,21 @@ cdef class CallLock:
             raise RuntimeError("a lock is released that no thread holds")
         self.give_back()
 
+    def release_if_mine(self):
+        """Let the next thread have the lock, if this thread has it."""
+        if self.is_held and self.owner == <unsigned long> PyThread_get_thread_ident():
+            self.give_back()
+
     cpdef bint is_mine(self) noexcept:
         """Return whether this thread has the lock or waits for it, as in a handler during its own call."""
         cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
         return (self.is_held and self.owner == thread) or thread in self.queued
+
+    def check_not_mine(self):
+        """Raise RuntimeError if this thread has the lock or waits for it: it would wait for itself."""
+        if self.is_mine():
+            raise RuntimeError("a signal handler called a process group during a call of the same group; let the "
+                               "handler note the signal, and act on the note after the call")
 
     def __enter__(self):
         self.take(-1.0)
@@ -142,9 +153,8 @@ cdef class CallLock:
         return True
 
     cdef bint take_later(self, double timeout) except -1:
-        if timeout < 0 and self.is_mine():
-            raise RuntimeError("a signal handler called a process group during a call of the same group; let the "
-                               "handler note the signal, and act on the note after the call")
+        if timeout < 0:
+            self.check_not_mine()
         turn = threading.Lock()
         turn.acquire()
         thread = <unsigned long> PyThread_get_thread_ident()

@@ -159,6 +159,23 @@ def test_a_thread_does_not_wait_for_itself():
     assert not lock.acquire(0.01)  # it is the other thread's
 
 
+def test_a_lock_is_released_only_by_the_thread_that_has_it():
+    lock = CallLock()
+    lock.release_if_mine()
+    with lock:
+        threads = [threading.Thread(target=call) for call in (lock.release_if_mine, lock.check_not_mine)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        assert lock.is_mine()
+        with pytest.raises(RuntimeError, match="signal handler"):
+            lock.check_not_mine()
+        lock.release_if_mine()
+        lock.check_not_mine()
+        assert lock.acquire(0)
+    assert not lock.is_mine()
+
+
 def test_a_lock_that_nobody_holds_is_not_released():
     with pytest.raises(RuntimeError, match="no thread holds"):
         CallLock().release()

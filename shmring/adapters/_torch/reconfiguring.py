@@ -116,15 +116,21 @@ class Reconfigurable:
 
     def _leave(self, rank: int, size: int) -> None:
         """Close the communicator. A call of another thread that does not return is ended."""
-        with contextlib.ExitStack() as stack:
+        self._calling.check_not_mine()
+        self._messaging.check_not_mine()
+        try:
             for lock in (self._calling, self._messaging):
                 if not lock.acquire(timeout=_PATIENCE_S):
                     self.comm.abort("the process group is reconfigured")
                     lock.acquire()
-                stack.callback(lock.release)
             self.comm.close()
             self.comm = cast(Any, NoMembers(rank, size, self._timeout_s))
             self._unfinished.clear()
+        finally:  # a signal handler may have raised when `acquire` had just taken a lock, so ask the locks
+            try:
+                self._calling.release_if_mine()
+            finally:
+                self._messaging.release_if_mine()
 
 
 def new_handle() -> str:

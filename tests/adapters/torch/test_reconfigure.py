@@ -16,7 +16,9 @@ from ranks import Died, Ranks
 from torch_ranks import die
 
 import shmring
+from shmring.adapters._compiled import CallLock
 from shmring.adapters._torch.group import Group
+from shmring.adapters._torch.reconfiguring import Reconfigurable
 from shmring.adapters.torch import register_backend, replace_gloo
 
 if not hasattr(dist, "_reconfigure"):
@@ -249,6 +251,45 @@ def test_the_others_go_on_without_a_dead_rank(tmp_path):
         outcomes = ranks.meet().outcomes(go_on_without, tmp_path)
     assert isinstance(outcomes[1], Died)
     assert [outcomes[0], outcomes[2]] == [True, True]
+
+
+class InterruptedLock(CallLock):
+    """A lock that a signal interrupts when this thread has just taken it."""
+
+    def acquire(self, timeout=-1.0):
+        assert super().acquire(timeout)
+        raise KeyboardInterrupt
+
+
+class LeftGroup(Reconfigurable):
+    """A group whose communicator only notes that it is closed."""
+
+    def __init__(self, calling, messaging):
+        self._calling, self._messaging = calling, messaging
+        self._timeout_s, self._unfinished = 1.0, []
+        self.comm, self.is_closed = self, False
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_an_interrupt_leaves_no_lock_taken(interrupted):
+    locks = [InterruptedLock() if number == interrupted else CallLock() for number in range(2)]
+    group = LeftGroup(*locks)
+    with pytest.raises(KeyboardInterrupt):
+        group._leave(0, 1)
+    assert not group.is_closed
+    assert not any(lock.is_mine() for lock in locks)
+    group = LeftGroup(CallLock(), CallLock())
+    group._leave(0, 1)
+    assert group.comm is not group
+    for lock in (group._calling, group._messaging):
+        assert lock.acquire(0)
+        with pytest.raises(RuntimeError, match="signal handler"):  # of a handler during a call
+            group._leave(0, 1)
+        assert lock.is_mine()
+        lock.release()
 
 
 def reconfigure_with_the_dead(comm, folder, victim):
