@@ -38,6 +38,38 @@ def test_a_large_message_that_nobody_waits_for_arrives(tmp_path, how):
     assert done.stdout == "received\n"
 
 
+BUFFERED = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+other = comm.Dup()
+if comm.rank == 1:
+    other.Free()   # and so receives nothing
+    comm.Barrier()
+    assert comm.recv(source=0) == "received"
+else:
+    comm.Barrier()
+    memory = bytearray(1 << 25)
+    MPI.Attach_buffer(memory)
+    other.Bsend(np.zeros(1 << 21), 1)   # larger than the ring
+    comm.bsend("received", 1)           # each buffered send drops those before it that are complete
+    for end in (MPI.{end}, MPI.Detach_buffer):
+        try:
+            assert end() is memory
+        except MPI.Exception as error:
+            print(type(error.__cause__).__name__, error.Get_error_class() == MPI.ERR_PROC_FAILED)
+    print("detached")
+"""
+
+
+@pytest.mark.parametrize("end", ["Flush_buffer", "Iflush_buffer", "Detach_buffer"])
+def test_the_error_of_a_failed_buffered_send_is_raised_once(tmp_path, end):
+    done = run_code(tmp_path, BUFFERED.format(end=end), "--no-prefix")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["RankFailed True", "detached"], done.stderr
+
+
 POLICY = """
 import mpi4py
 mpi4py.rc(errors={policy!r}, irecv_bufsz=100)
