@@ -17,11 +17,10 @@
 #include <linux/futex.h>
 #include <stdbool.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "layout.h"
 #include "sync/cpu.h"
+#include "sync/event.h"
 
 /* L1, pairs with U1. Take the lock if it is free. */
 static inline bool sr_lock_try(struct sr_lock *lock, int rank)
@@ -53,7 +52,6 @@ static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
    sleep until the owner leaves it, at most `limit_ns`, and return false. */
 static inline bool sr_lock_sleep(struct sr_lock *lock, int rank, uint64_t limit_ns)
 {
-    struct timespec limit = {(time_t)(limit_ns / 1000000000u), (long)(limit_ns % 1000000000u)};
     uint32_t word = atomic_load_explicit(&lock->word, memory_order_relaxed);
     uint32_t next;
     do
@@ -62,7 +60,7 @@ static inline bool sr_lock_sleep(struct sr_lock *lock, int rank, uint64_t limit_
                                                                   memory_order_relaxed));
     if (word == 0)
         return true;
-    syscall(SYS_futex, &lock->word, FUTEX_WAIT, next, &limit, NULL, 0);
+    sr_futex_sleep(&lock->word, next, limit_ns);
     return false;
 }
 

@@ -36,7 +36,7 @@ C_HOUSE = {
     "sync/watcher.h": {"sync/event.h"},
     "sync/abort.h": {"layout.h"},
     "sync/seqlock.h": {"sync/flag.h"},
-    "sync/lock.h": {"layout.h", "sync/cpu.h"},
+    "sync/lock.h": {"sync/cpu.h", "sync/event.h"},
     "sync/liveness.h": {"layout.h"},
     "sync/stack_request.h": {"layout.h"},
     "receipts.h": {"sync/flag.h"},
