@@ -15,7 +15,8 @@
    A *position* says where a slot begins: a count of bytes that never goes back and is the same on all ranks for the
    same chunk. Its low bits are the offset in the staging buffer, its high bits count the laps. A *lap* is the least
    power of two that is not less than the length of the buffer; slots skip the part of a lap beyond that length. If two
-   ranks both stage, they swap staging buffers with each lap; more ranks swap parts of long messages.
+   ranks both stage, they swap staging buffers with each lap, except in a large all_reduce or reduce; more ranks swap
+   parts of long messages.
 
      0                  +----------------------------------------------+
                         | sr_header                                    |  geometry, the abort word
