@@ -3,7 +3,7 @@
 # move in a second call, by the pipeline of the collectives with equal pieces, with a length and a place for each piece.
 
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
@@ -38,7 +38,7 @@ cdef enum:
 cdef struct _Place:
     uint64_t block              # 0: to be staged; SR_PRIVATE: as in sr_descriptor
     uint64_t offset             # in the giver's part of a shared block; for SR_PRIVATE its address in the giver
-    uint32_t zero_copy_nbytes   # the giver prefers not to stage if the largest piece has at least this size
+    uint64_t zero_copy_nbytes   # the giver prefers not to stage if the largest piece has at least this size
 
 
 cdef union _What:
@@ -553,7 +553,7 @@ cdef void announce_place(Engine engine, Call *c, _Place *place, Piece *piece) no
             return
         place.block, place.offset = SR_PRIVATE, <uintptr_t> piece.data
         least = max(least, least_single_copy(g, c))
-    place.zero_copy_nbytes = <uint32_t> min(least, <size_t> 0xffffffff)
+    place.zero_copy_nbytes = least
 
 
 # Copy the announced contents of the pieces. Call this only if every piece was announced with its contents.

@@ -247,6 +247,8 @@ def _beside(question: Question) -> dict[str, int]:
     """Return other thresholds that force messages onto the path that the question concerns."""
     if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # thresholds of the staging buffer
         return {"cached_most_nbytes": 0, "single_copy_measured": 0, "single_copy_nbytes": thresholds.NEVER}
+    if question.name == "single_copy_scatter_nbytes":  # has no effect on a scatter that is measured
+        return {"single_copy_measured": 0}
     return {}
 
 

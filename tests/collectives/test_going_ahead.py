@@ -79,7 +79,11 @@ def repeat(comm, kind, count, root, memory, dawdles):
         "memory": ["private", "shared", "mixed"],
         "size": [2, 3, 8],
         "kind": KINDS,
-        "environ": [{}, {"SHMRING_CHUNK": 512, "SHMRING_FIRST_SEQ": (1 << 64) - 20}],
+        "environ": [
+            {},
+            {"SHMRING_CHUNK": 512, "SHMRING_FIRST_SEQ": (1 << 64) - 20},
+            {"SHMRING_PATH": "single_copy", "SHMRING_FIRST_SEQ": (1 << 64) - 20},
+        ],
     }
 )
 def test_repeated_calls(world_of, memory, size, kind, environ):

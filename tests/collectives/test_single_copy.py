@@ -14,6 +14,7 @@ from ranks import Died, Ranks, turns, when_there
 
 import shmring
 from shmring._config import thresholds, tuning_table
+from tests.collectives.test_shared_path_choice import on_cpus
 
 KINDS = (
     "broadcast",
@@ -271,17 +272,31 @@ def measured_by_one(comm, kind, calls):
 
 @pytest.mark.parametrize(
     ("kind", "size", "chooser"),
-    [("broadcast", 2, 1), ("scatter", 2, 1), ("gather", 2, 0), ("exscan", 2, 0)],
+    [
+        ("broadcast", 2, 1),
+        ("broadcast", 3, 1),
+        ("scatter", 2, 1),
+        ("scatter", 3, 1),
+        ("gather", 2, 0),
+        ("exscan", 2, 0),
+    ],
 )
 def test_a_rank_that_alone_gives_data_tries_both_paths(world_of, kind, size, chooser):
     skip_unless_allowed(world_of)
-    found = world_of(size)(measured_by_one, kind, TRIED + 1)
+    found = world_of(size)(on_cpus, size, shmring.world(size), measured_by_one, kind, TRIED + 1)
     assert len({tuple(paths) for paths, _ in found}) == 1
     paths, _ = found[0]
     assert "single_copy" not in paths[:16]
     assert set(paths[17:22]) == {"single_copy"}  # the trial is announced by the call before
     for rank, (_, chosen) in enumerate(found):
         assert chosen.keys() == ({kind} if rank == chooser else set())
+
+
+@pytest.mark.parametrize(("cpus", "size", "kind"), [(1, 2, "broadcast"), (1, 2, "gather"), (3, 3, "gather")])
+def test_ranks_that_give_beside_others_or_run_ahead_do_not_measure(world_of, cpus, size, kind):
+    for paths, chosen in world_of(size)(on_cpus, cpus, shmring.world(size), measured_by_one, kind, TRIED + 1):
+        assert "single_copy" not in paths
+        assert chosen == {}
 
 
 def on_one_cpu(comm, kind, calls):

@@ -1,7 +1,9 @@
 """The collectives whose pieces differ in length against their definition: every dtype, empty pieces and
 pieces that wrap around the buffers many times, all memories, refused arguments, and a rank that dies."""
 
+import ctypes
 import functools
+import mmap
 import os
 import signal
 
@@ -23,6 +25,7 @@ from ranks import Died, Ranks
 
 import shmring
 
+MAP_FIXED = 0x10  # mmap has no name for it
 RANKS = (1, 2, 4, 8)
 KINDS = ("all_gather_v", "gather_v", "scatter_v", "all_to_all_v")
 SPLITTING = ("scatter_v", "all_to_all_v")
@@ -248,6 +251,40 @@ def near_the_wrap(comm):
 def test_numbers_may_wrap(world_of):
     first, second = world_of(2, SHMRING_CHUNK=256, SHMRING_FIRST_SEQ=2**64 - 9)(near_the_wrap)
     assert first == second == [[], list(range(100))] * 20
+
+
+def scatter_4_gib(comm, window_nbytes):
+    """Scatter 4 GiB of zeros to rank 1, all of whose `out` is one window of memory."""
+    nbytes = 4 << 30
+    reserve = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(reserve, "u1")
+    if comm.rank == 0:
+        comm.scatter_v([array[:1], array], 0, like=array)
+    else:
+        map_windows(array, window_nbytes)
+        array[0] = 9
+        comm.scatter_v(None, 0, out=array)
+        assert array[0] == 0
+    return comm.stats()["paths"]
+
+
+def map_windows(array, window_nbytes):
+    """Let all windows of the array be the same memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+    libc.mmap.restype = ctypes.c_void_p
+    window = os.memfd_create("window")
+    os.ftruncate(window, window_nbytes)
+    for begin in range(0, array.nbytes, window_nbytes):
+        place, access = array.ctypes.data + begin, mmap.PROT_READ | mmap.PROT_WRITE
+        assert libc.mmap(place, window_nbytes, access, mmap.MAP_SHARED | MAP_FIXED, window, 0) == place
+    os.close(window)
+
+
+@pytest.mark.slow
+def test_the_fixed_path_holds_for_any_length(world_of):
+    for paths in world_of(2, SHMRING_PATH="slots")(scatter_4_gib, 64 << 20):
+        assert paths["single_copy"] == 0
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------

@@ -20,7 +20,9 @@ from shmring._core import kernels
 from tests.collectives.test_collectives import CALLS, FOLDING, IN_PLACE, some_calls
 from tests.collectives.test_collectives import FACTORS as ON_ONE_HOST
 from tests.collectives.test_fused import fused_and_separate
+from tests.collectives.test_measured_single_copy import mix
 from tests.collectives.test_objects import every_call
+from tests.collectives.test_single_copy import skip_unless_allowed
 from tests.collectives.test_vector import FACTORS as UNEVEN
 from tests.collectives.test_vector import assert_uneven
 from tests.collectives.test_vector import call_once as call_uneven
@@ -135,6 +137,20 @@ def test_some_megabytes_in_fragments_of_full_length(world_over_hosts, layout, ki
     count = 1_200_007 if kind in (*IN_PLACE, "all_reduce") else 400_003
     ranks = world_over_hosts(LAYOUTS[layout])
     assert ranks(some_calls, [(kind, count, shared)]) == [[]] * len(LAYOUTS[layout])
+
+
+def mix_and_count(comm):
+    """Return the wrong results of a mixture of calls, and whether local steps were single copies."""
+    return mix(comm, 5, 150), comm.stats()["paths"]["single_copy"] > 0
+
+
+@each_value({"layout": ["2+2", "2+1+3"], "environ": [{"SHMRING_PATH": "single_copy"}, {}]})
+def test_local_steps_may_be_single_copies(world_of, world_over_hosts, layout, environ):
+    skip_unless_allowed(world_of)
+    nodes = LAYOUTS[layout]
+    for rank, (wrong, some) in enumerate(world_over_hosts(nodes, **environ)(mix_and_count)):
+        assert wrong == []
+        assert some or not environ or nodes.count(nodes[rank]) == 1
 
 
 @pytest.fixture(scope="module")

@@ -319,6 +319,24 @@ def test_a_threshold_without_an_effect_is_not_asked_for(monkeypatch):
     assert of[3] - of[2] == {"chain_nbytes"}
 
 
+def test_a_scatter_is_not_measured_while_its_threshold_is_asked_for(monkeypatch):
+    """Otherwise all candidates would take the measured path in the same way."""
+    tried = []
+
+    def spawn(function, ranks, arguments):
+        tried.extend(tuning_table.load(path, thresholds.LIMITS)[ranks] for path in arguments[1])
+        return [[]]
+
+    monkeypatch.setattr(tune.shmring, "spawn", spawn)
+    monkeypatch.setattr(tune, "answers", lambda *_: {})
+    for question in tune.QUESTIONS:
+        tune._ask(2, question, question.candidates[:2], {"any": {}, "near": {}, "far": {}}, 0.0)
+        moves = {load.call for load in question.loads(2)} & {"broadcast", "scatter", "all_gather"}
+        for table in tried if moves else ():
+            assert table["near"]["single_copy_measured"] == table["far"]["single_copy_measured"] == 0
+        tried.clear()
+
+
 class Clock:
     """Time that passes only in the questions."""
 
