@@ -708,3 +708,35 @@ except MPI.Exception as error:
 def test_the_function_that_frees_a_request_is_called_once(tmp_path):
     done = run_code(tmp_path, GENERAL, "--no-prefix", nprocs=1)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+DIMS = """
+import itertools
+import math
+from shmring import MPI
+
+# The largest extent is as small as it can be, and then the next one.
+for count in range(1, 97):
+    divisors = [divisor for divisor in range(1, count + 1) if count % divisor == 0]
+    for number in range(1, 5):
+        grids = itertools.combinations_with_replacement(divisors, number)
+        expected = min(sorted(grid, reverse=True) for grid in grids if math.prod(grid) == count)
+        assert MPI.Compute_dims(count, number) == expected, (count, number)
+
+prime, most_divisors = 2**31 - 1, 2095133040
+assert MPI.Compute_dims(prime, 3) == [prime, 1, 1]
+assert MPI.Compute_dims(2 * 1073741789, [0, 2, 0]) == [1073741789, 2, 1]
+assert MPI.Compute_dims(2**30, 30) == [2] * 30
+for number in (3, 7, 20):
+    assert math.prod(MPI.Compute_dims(most_divisors, number)) == most_divisors
+try:
+    MPI.Compute_dims(2**61 - 1, 2)
+except OverflowError as error:
+    print(error)
+"""
+
+
+def test_extents_of_grids_are_found_at_once(tmp_path):
+    done = run_code(tmp_path, DIMS, "--no-prefix", nprocs=1)
+    expected = "nnodes is 2305843009213693951; it must be at most 2147483647\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
