@@ -32,6 +32,7 @@ cdef class Call:
     cpdef bint is_done_beside_threads(self, object work) except -1
     cpdef object wait_beside_threads(self, object work)
     cpdef object conclude(self)
+    cpdef object release(self)
     cdef object run_now(self, Status status)
 
 

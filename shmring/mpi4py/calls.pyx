@@ -185,6 +185,9 @@ cdef class Call:
         """
         return None if self.finish is None else self.finish()
 
+    cpdef object release(self):
+        """Do what is left when the call is complete and its request is given up."""
+
     def issue(self):
         """Begin the call, and return a Request."""
         cdef Pending pending = Pending.__new__(Pending)
@@ -306,6 +309,7 @@ cdef class BaseRequest(Handle):
         pending.is_idle = True
         if not pending.is_persistent:
             self._ref = None
+            pending.call.release()
         pending.settle()
         if status is not None:
             pending.report(status)

@@ -348,6 +348,11 @@ class Topological:
 class Intercomm(Comm):
     """A communicator of two groups. shmring's MPI has only null ones."""
 
+    @classmethod
+    def _check_ref(cls, ref: Any) -> None:
+        if ref is not None:
+            raise TypeError("the communicator has one group")
+
     def Merge(self, high: bool = False) -> Any:
         """Refused: there are no intercommunicators."""
         self._comm()

@@ -28,6 +28,7 @@ from .point_to_point import BUFFERED
 from .rc import rc
 
 _SECRET_NBYTES = 32
+_MOST_RANKS = 2**31 - 1  # of a grid: MPI counts them by an int of C
 _LEVELS = {
     name: INTEGERS[f"THREAD_{name.upper()}"] for name in ("single", "funneled", "serialized", "multiple")
 }
@@ -205,19 +206,30 @@ def Compute_dims(nnodes: int, dims: Any) -> list[int]:
         dims = [0] * operator.index(dims)
     found, count = [operator.index(extent) for extent in dims], operator.index(nnodes)
     kept, free = math.prod(extent for extent in found if extent), found.count(0)
+    if count > _MOST_RANKS:
+        raise OverflowError(f"nnodes is {nnodes}; it must be at most {_MOST_RANKS}")
     if count < 1 or min(found, default=0) < 0 or count % kept or (free == 0 and count != kept):
         raise errors.Exception(errors.ERR_DIMS, f"{nnodes} ranks do not form a grid of {found}")
-    extents = iter(_factors(count // kept, free, count) or ())
+    extents = iter(_factors(count // kept, free, _divisors(count // kept)) or ())
     return [extent or next(extents) for extent in found]
 
 
-def _factors(number: int, count: int, most: int) -> list[int] | None:
-    """Return `count` factors of a number, the largest first, each as small as can be, and at most `most`."""
+def _divisors(number: int) -> list[int]:
+    """Return the divisors of a number, the smallest first."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def _factors(number: int, count: int, divisors: list[int]) -> list[int] | None:
+    """Return `count` factors of a number, the largest first, each as small as can be.
+
+    divisors: at least those of the number that may be factors, the smallest first.
+    """
     if count == 0:
         return [] if number == 1 else None
-    for largest in range(1, min(number, most) + 1):
+    for place, largest in enumerate(divisors):
         if number % largest == 0 and largest**count >= number:
-            others = _factors(number // largest, count - 1, largest)
+            others = _factors(number // largest, count - 1, divisors[: place + 1])
             if others is not None:
                 return [largest, *others]
     return None

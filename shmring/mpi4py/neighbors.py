@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from . import errors
 from .calls import MessageCall
 from .constants import INTEGERS
 from .forms import add_forms
 from .messages import simple_with_gaps, typed_pieces, vector
-from .objects import pickle
+from .object_calls import bytes_of, object_in
 from .point_to_point import PointToPoint, Several
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _LIBRARY = 1  # the context of these messages: receives of the program with wildcards do not match them
+_REFUSED = -1  # in the place of a length: the argument of the sender was wrong
+_NOTHING = np.empty(0, np.uint8)
 
 
 class NeighborCall(MessageCall):
@@ -94,7 +97,8 @@ class Neighbors(PointToPoint):
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all out-neighbours, and return the in-neighbours'; None where there is none."""
-        return self._exchange([sendobj] * self._degrees()[1])
+        outdegree = self._degrees()[1]
+        return self._exchange(lambda: [bytes_of(sendobj)] * outdegree)
 
     def neighbor_alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """Send each out-neighbour its object, and return the in-neighbours'; None where there is none.
@@ -102,20 +106,41 @@ class Neighbors(PointToPoint):
         None as the argument stands for as many of None.
         """
         outdegree = self._degrees()[1]
-        objects = [None] * outdegree if sendobj is None else list(sendobj)
-        if len(objects) != outdegree:
-            raise ValueError(f"{len(objects)} objects are given for {outdegree} neighbours")
-        return self._exchange(objects)
 
-    def _exchange(self, objects: list[Any]) -> list[Any]:
-        sent = [np.frombuffer(pickle.dumps(obj), np.uint8) for obj in objects]
+        def pickled() -> list[Any]:
+            objects = [None] * outdegree if sendobj is None else list(sendobj)
+            if len(objects) != outdegree:
+                raise ValueError(f"{len(objects)} objects are given for {outdegree} neighbours")
+            return [bytes_of(obj) for obj in objects]
+
+        return self._exchange(pickled)
+
+    def _exchange(self, pickled: Callable[[], list[Any]]) -> list[Any]:
+        """Send the pickled objects, and return those of the in-neighbours.
+
+        If `pickled` raises, the out-neighbours get an error, and this rank receives the messages to it.
+        """
+        try:
+            sent = pickled()
+        except Exception:
+            self._move([None] * self._degrees()[1])
+            raise
+        lengths, received = self._move(sent)
+        for length, source in zip(lengths, self._topology().edges()[0], strict=True):
+            if length == _REFUSED:
+                reason = f"rank {source} has called this with a wrong argument"
+                raise self._ref.failure(errors.ERR_OTHER, reason)
+        return [object_in(x) for x in received]
+
+    def _move(self, sent: list[Any]) -> tuple[list[int], list[Any]]:
+        """Exchange the lengths of messages, and then the messages. None stands for a refused one."""
         lengths = np.zeros(self._degrees()[0], np.int64)
         one_each = [lengths[edge : edge + 1].view(np.uint8) for edge in range(len(lengths))]
-        given = [np.array([x.nbytes], np.int64).view(np.uint8) for x in sent]
+        given = [np.array([_REFUSED if x is None else x.nbytes], np.int64).view(np.uint8) for x in sent]
         NeighborCall(self._ref, given, one_each).run()
-        received = [np.empty(nbytes, np.uint8) for nbytes in lengths]
-        NeighborCall(self._ref, sent, received).run()
-        return [pickle.loads(x) if x.nbytes else None for x in received]
+        received = [np.empty(max(0, nbytes), np.uint8) for nbytes in lengths]
+        NeighborCall(self._ref, [_NOTHING if x is None else x for x in sent], received).run()
+        return lengths.tolist(), received
 
 
 def _blocks(spec: Any, is_written: bool, count: int) -> tuple[Any, list[Any]]:

@@ -19,11 +19,11 @@ from .rc import rc
 from .requests import Request
 
 
-def _bytes_of(obj: Any) -> Any:
+def bytes_of(obj: Any) -> Any:
     return np.frombuffer(pickle.dumps(obj), np.uint8)
 
 
-def _object_in(data: Any) -> Any:
+def object_in(data: Any) -> Any:
     return pickle.loads(data) if data.nbytes else None
 
 
@@ -49,7 +49,7 @@ class Ask(MessageCall):
         return turns.wait_for(turns.take(message.irecv, self.data))
 
     def conclude(self) -> Any:
-        return _object_in(self.data)
+        return object_in(self.data)
 
 
 class Awaiting(MessageCall):
@@ -65,14 +65,14 @@ class Awaiting(MessageCall):
 
     def conclude(self) -> Any:
         found = self.transfer.wait()
-        return _object_in(self.room[: found.nbytes]) if found is not None else None
+        return object_in(self.room[: found.nbytes]) if found is not None else None
 
 
 class Objects(Collectives):
     """The calls of a communicator on Python objects."""
 
     def _sending_object(self, obj: Any, dest: int, tag: int) -> Any:
-        return self._sending(None if dest == PROC_NULL else _bytes_of(obj), dest, tag)
+        return self._sending(None if dest == PROC_NULL else bytes_of(obj), dest, tag)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begin to send an object, and return a request."""
@@ -137,7 +137,7 @@ class Objects(Collectives):
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
         root = self._refusing("gather", self._check_root, root)
-        pieces = self._entered().gather_v(self._refusing("gather", _bytes_of, sendobj), root)
+        pieces = self._entered().gather_v(self._refusing("gather", bytes_of, sendobj), root)
         return None if pieces is None else [pickle.loads(piece) for piece in pieces]
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
@@ -169,7 +169,7 @@ class Objects(Collectives):
 
     def _pickled_for_all(self, objects: Any) -> list[Any]:
         objects = [None] * self._ref.size if objects is None else list(objects)
-        pieces = [_bytes_of(obj) for obj in objects]
+        pieces = [bytes_of(obj) for obj in objects]
         if len(pieces) != self._ref.size:
             raise ValueError(f"{len(pieces)} objects are given for {self._ref.size} ranks")
         return pieces

@@ -199,7 +199,9 @@ class Request(handles.Named, BaseRequest):
             raise errors.Exception(
                 errors.ERR_REQUEST, "a receive of items with gaps is under way: Wait for it before Free"
             )
-        self._ref = None
+        call, self._ref = self._ref.call, None
+        if isinstance(call, _GeneralCall):
+            call.give_up()
 
 
 class Prequest(Request):
@@ -247,8 +249,10 @@ class _GeneralCall(Call):
 
     def __init__(self, query_fn: Any, free_fn: Any, cancel_fn: Any, args: Any, kwargs: Any) -> None:
         self.query_fn, self.free_fn, self.cancel_fn = query_fn, free_fn, cancel_fn
+        self.once = threading.Lock()  # the thread that takes it calls free_fn
         self.args, self.kwargs = args or (), kwargs or {}
         self.promise, self.result = _Promise(), None
+        self.is_given_up = False
         self.empty = Status()
 
     def begin(self) -> _Promise:
@@ -264,14 +268,32 @@ class _GeneralCall(Call):
         if self.query_fn is not None:
             with errors.from_functions():
                 self.query_fn(self.empty, *self.args, **self.kwargs)
-        if self.free_fn is not None:
+        return self.result
+
+    def release(self) -> None:
+        """Call the function that frees what the request holds, unless it was called before."""
+        if self.free_fn is not None and self.once.acquire(blocking=False):
             with errors.from_functions():
                 self.free_fn(*self.args, **self.kwargs)
-        return self.result
+
+    def give_up(self) -> None:
+        """Release the request, which was freed, as soon as it is complete."""
+        self.is_given_up = True
+        if self.promise.done():
+            self.release()
+
+    def complete(self, obj: Any) -> None:
+        """Mark the request as complete, with the object that `wait` returns."""
+        self.result = obj
+        self.promise.event.set()
+        if self.is_given_up:
+            self.release()
 
 
 class Grequest(Request):
     """A request that the program completes."""
+
+    _freed: Any = None  # what the handle referred to before `Free`: MPI lets a program complete it then
 
     @classmethod
     def _check_ref(cls, ref: Any) -> None:
@@ -287,11 +309,19 @@ class Grequest(Request):
         args: Any = None,
         kwargs: Any = None,
     ) -> Grequest:
-        """Return a new request."""
+        """Return a new request.
+
+        free_fn is called once the request is complete and was freed, or waited for.
+        """
         pending = Pending()
         pending.call = _GeneralCall(query_fn, free_fn, cancel_fn, args, kwargs)
         pending.start()
         return handle(cls, pending)
+
+    def Free(self) -> None:
+        """Give the request up. `Complete` can still be called."""
+        self._freed = self._ref
+        super().Free()
 
     def Complete(self) -> None:
         """Mark the request as complete."""
@@ -299,10 +329,10 @@ class Grequest(Request):
 
     def complete(self, obj: Any = None) -> None:
         """Mark the request as complete, with an object that `wait` returns."""
-        if self._ref is None:
+        pending = self._freed if self._ref is None else self._ref
+        if pending is None:
             raise errors.Exception(errors.ERR_REQUEST)
-        self._ref.call.result = obj
-        self._ref.call.promise.event.set()
+        pending.call.complete(obj)
 
 
 def _restores(call: Any) -> bool:

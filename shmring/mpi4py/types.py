@@ -112,8 +112,11 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
 
     def Get_true_extent(self) -> tuple[int, int]:
         """Return where the bytes of an item begin, and their distance to where they end."""
-        layout = self._info().layout
-        return self.Get_extent() if layout is None else (layout.true_lb, layout.true_ub - layout.true_lb)
+        info = self._info()
+        if info.layout is not None:
+            return info.layout.true_lb, info.layout.true_ub - info.layout.true_lb
+        pair = info.dtype.fields
+        return 0, info.extent if pair is None else pair["place"][1] + pair["place"][0].itemsize
 
     size = property(Get_size)
     extent = property(lambda self: self.Get_extent()[1])
@@ -132,7 +135,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
     def Dup(self) -> Datatype:
         """Return another datatype with the same properties."""
         info = self._info()
-        properties = info.size, info.dtype, None, info.letter, info.code, info.name, info.ops
+        properties = info.size, info.dtype, None, info.letter, info.code, "", info.ops
         dup = handle(type(self), TypeInfo(*properties, ("DUP", info, {}), info.layout))
         handles.copy_attributes(self, dup)
         return dup
@@ -390,6 +393,9 @@ _C_CODES = {
         "w": "WCHAR",
         "u": "WCHAR",
         "s": "CHAR",
+        "a": "CHAR",
+        "m": "INT64_T",
+        "M": "INT64_T",
     }.items()
 }
 _SIZED_CODES = {
@@ -413,13 +419,25 @@ _SIZED_CODES = {
         "c16": "C_DOUBLE_COMPLEX",
         "c32": "C_LONG_DOUBLE_COMPLEX",
         "b1": "C_BOOL",
+        "m8": "INT64_T",
+        "M8": "INT64_T",
     }.items()
 }
 _SIGNED_CODES = {
     order + code: found for order in "|<=@" for code, found in {**_SIZED_CODES, **_C_CODES}.items()
 }
 BY_CODE: dict[str, Datatype] = {**_SIGNED_CODES, **_SIZED_CODES, **_C_CODES}
-_FORTRAN_CODES = {"i": "INTEGER", "f": "REAL", "d": "DOUBLE_PRECISION", "F": "COMPLEX", "D": "DOUBLE_COMPLEX"}
+_FORTRAN_CODES = {
+    "l": "LOGICAL",
+    "i": "INTEGER",
+    "d": "DOUBLE_PRECISION",
+    **dict.fromkeys("frs", "REAL"),
+    **dict.fromkeys("Fc", "COMPLEX"),
+    **dict.fromkeys("Dz", "DOUBLE_COMPLEX"),
+    **{f"i{nbytes}": f"INTEGER{nbytes}" for nbytes in (1, 2, 4, 8)},
+    **{f"r{nbytes}": f"REAL{nbytes}" for nbytes in (4, 8, 16)},
+    **{f"c{nbytes}": f"COMPLEX{nbytes}" for nbytes in (8, 16, 32)},
+}
 BY_NUMBER = {np.dtype(char).num: BY_CODE[char] for char in "bBhHiIlLqQfdg?eFDG"}
-TYPEDICT_C = _C_CODES
+TYPEDICT_C = {**_SIZED_CODES, **_C_CODES}
 TYPEDICT_F = {code: DATATYPES[name] for code, name in _FORTRAN_CODES.items()}

@@ -273,3 +273,33 @@ def test_places_outside_of_memory_and_empty_messages(tmp_path, code, nprocs):
 def test_ranks_exchange_parts_of_arrays(tmp_path, nprocs):
     done = run_code(tmp_path, RANKS, nprocs=nprocs)
     assert done.returncode == 0, done.stderr
+
+
+PROPERTIES = """
+from shmring import MPI
+
+# Codes are those of mpi4py. A date of NumPy is an integer of 64 bits.
+for codes, code, datatype in (
+    (MPI._typedict, "M", MPI.INT64_T),
+    (MPI._typedict, "m8", MPI.INT64_T),
+    (MPI._typedict_c, "f8", MPI.DOUBLE),
+    (MPI._typedict_f, "z", MPI.DOUBLE_COMPLEX),
+    (MPI._typedict_f, "r4", MPI.REAL4),
+    (MPI._typedict_f, "l", MPI.LOGICAL),
+):
+    assert codes[code] == datatype, code
+
+# The padding of a pair is not in its true extent. What the program makes has no name.
+pairs = MPI.DOUBLE_INT, MPI.SHORT_INT, MPI.INT_INT
+assert [(pair.true_extent, pair.extent) for pair in pairs] == [(12, 16), (8, 8), (8, 8)]
+assert MPI.INT.Dup().name == MPI.INT.Create_contiguous(2).name == ""
+try:
+    MPI.Intercomm(MPI.COMM_WORLD)
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_names_codes_and_extents_are_those_of_mpi4py(tmp_path):
+    done = run_code(tmp_path, PROPERTIES, "--no-prefix", nprocs=1)
+    assert done.stdout == "the communicator has one group\n", done.stderr

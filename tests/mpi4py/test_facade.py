@@ -647,3 +647,96 @@ print("well")
 def test_results_and_arguments_are_those_of_mpi4py(tmp_path):
     done = run_code(tmp_path, AS_MPI4PY, "--no-prefix", nprocs=2)
     assert done.stdout.splitlines() == ["well"] * 2, done.stderr
+
+
+GENERAL = """
+import threading
+from shmring import MPI
+
+calls = []
+def start(query=True):
+    calls.clear()
+    def query_fn(status, name):
+        calls.append("query")
+        if not query:
+            raise MPI.Exception(MPI.ERR_ARG)
+    return MPI.Grequest.Start(query_fn, lambda name: calls.append(name), args=("free",))
+
+# A request that was waited for, or tested, is freed once; one that was only looked at is not.
+for end in (lambda one: one.Wait(), lambda one: one.Test(), lambda one: MPI.Request.Waitall([one])):
+    request = start()
+    copy = MPI.Request(request)
+    assert not request.Test() and not request.Get_status()
+    request.complete("object")
+    assert request.Get_status() and calls == ["query"], calls
+    end(request)
+    assert calls == ["query", "free"] and not request, calls
+    copy.Free()
+    assert calls == ["query", "free"]
+
+# A request that is given up is freed when it is complete as well, whichever comes first.
+for kind in (MPI.Grequest, MPI.Request):
+    request = start()
+    request.Complete()
+    assert calls == []
+    kind(request).Free()
+    assert calls == ["free"]
+    request = start()
+    given_up = request if kind is MPI.Grequest else kind(request)
+    given_up.Free()
+    assert calls == [] and not given_up
+    other = threading.Thread(target=request.Complete)
+    other.start()
+    other.join()
+    assert calls == ["free"]
+
+# It is freed also if the other function has failed.
+request = start(False)
+request.Complete()
+try:
+    request.Wait()
+except MPI.Exception as error:
+    assert error == MPI.ERR_ARG
+assert calls == ["query", "free"]
+try:
+    request.Complete()
+except MPI.Exception as error:
+    print(error == MPI.ERR_REQUEST)
+"""
+
+
+def test_the_function_that_frees_a_request_is_called_once(tmp_path):
+    done = run_code(tmp_path, GENERAL, "--no-prefix", nprocs=1)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+DIMS = """
+import itertools
+import math
+from shmring import MPI
+
+# The largest extent is as small as it can be, and then the next one.
+for count in range(1, 97):
+    divisors = [divisor for divisor in range(1, count + 1) if count % divisor == 0]
+    for number in range(1, 5):
+        grids = itertools.combinations_with_replacement(divisors, number)
+        expected = min(sorted(grid, reverse=True) for grid in grids if math.prod(grid) == count)
+        assert MPI.Compute_dims(count, number) == expected, (count, number)
+
+prime, most_divisors = 2**31 - 1, 2095133040
+assert MPI.Compute_dims(prime, 3) == [prime, 1, 1]
+assert MPI.Compute_dims(2 * 1073741789, [0, 2, 0]) == [1073741789, 2, 1]
+assert MPI.Compute_dims(2**30, 30) == [2] * 30
+for number in (3, 7, 20):
+    assert math.prod(MPI.Compute_dims(most_divisors, number)) == most_divisors
+try:
+    MPI.Compute_dims(2**61 - 1, 2)
+except OverflowError as error:
+    print(error)
+"""
+
+
+def test_extents_of_grids_are_found_at_once(tmp_path):
+    done = run_code(tmp_path, DIMS, "--no-prefix", nprocs=1)
+    expected = "nnodes is 2305843009213693951; it must be at most 2147483647\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr

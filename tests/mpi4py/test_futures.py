@@ -225,3 +225,31 @@ def test_a_callback_does_not_wait_for_itself(tmp_path):
                 executor.submit(square, 3).add_done_callback(end)
     """
     assert run(tmp_path, code, nprocs=2) == ["True"]
+
+
+@pytest.mark.parametrize("ntasks", [0, 3])
+def test_the_death_of_a_worker_breaks_the_executor(tmp_path, ntasks):
+    code = f"""
+        def who():
+            time.sleep(0.3)  # so that each worker gets one of these tasks
+            return os.getpid()
+
+        with futures.MPICommExecutor() as executor:
+            if executor is not None:
+                pids = [each.result() for each in [executor.submit(who) for _ in range(2)]]
+                given = [executor.submit(time.sleep, 1) for _ in range({ntasks})]
+                time.sleep(0.1)
+                os.kill(pids[0], signal.SIGKILL)
+                for _ in range(100):
+                    try:
+                        given.append(executor.submit(square, 3))
+                    except futures.BrokenExecutor as error:
+                        print(error, repr(error.__cause__.Get_error_class() == MPI.ERR_PROC_FAILED))
+                        break
+                    time.sleep(0.1)
+                found = [each.exception(timeout=20) for each in given]
+                print({{type(error) for error in found[:{ntasks}]}} <= {{futures.BrokenExecutor}})
+        print("left")
+    """
+    lines = run(tmp_path, code, "--keep-going", nprocs=3)
+    assert sorted(lines) == sorted(["a worker has died True", "True", "left", "left"])

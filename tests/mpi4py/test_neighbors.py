@@ -153,3 +153,39 @@ except TypeError as error:
 def test_bottom_stands_for_absolute_addresses(tmp_path):
     done = run_code(tmp_path, BOTTOM, "--no-prefix", nprocs=1)
     assert done.stdout.splitlines() == ["0 1 2 3", "TypeError"], done.stderr
+
+
+REFUSED = """
+from shmring import MPI
+
+ring = MPI.COMM_WORLD.Create_cart([4], periods=[True])
+rank, cannot_be_pickled = ring.rank, lambda: None
+
+def outcome(call, wrong, right):
+    try:
+        return call(wrong if rank == 1 else right)
+    except MPI.Exception as error:
+        assert str(error) == "other error: rank 1 has called this with a wrong argument"
+        return error.Get_error_class()
+    except Exception as error:
+        return type(error)
+
+# A wrong argument is an error on its rank and the neighbours. Others, and later calls, have all objects.
+for call, *objects in (
+    (ring.neighbor_allgather, cannot_be_pickled, rank),
+    (ring.neighbor_alltoall, [1, cannot_be_pickled], [rank, rank]),
+    (ring.neighbor_alltoall, [1], [rank, rank]),
+):
+    found = outcome(call, *objects)
+    if rank == 1:
+        assert issubclass(found, Exception), found
+    else:
+        assert found == ([2, 0] if rank == 3 else MPI.ERR_OTHER), found
+    assert ring.neighbor_allgather(rank) == ring.inedges
+print("well")
+"""
+
+
+def test_a_wrong_object_keeps_no_neighbour_waiting(tmp_path):
+    done = run_code(tmp_path, REFUSED, "--no-prefix", nprocs=4)
+    assert done.stdout.splitlines() == ["well"] * 4, done.stderr

@@ -7,12 +7,15 @@ on communicators of their own, so that each is used by one thread at a time. An 
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
 from importlib import import_module
 from typing import Any, NamedTuple
+
+from ...errors import RankFailed
 
 MPI: Any = import_module("shmring.mpi4py.MPI")
 _TASK, _BEGIN, _END = 1, 2, 3  # tags from the manager
@@ -37,7 +40,10 @@ class Task(NamedTuple):
 
 
 class Manager:
-    """The tasks and the workers of a communicator; on the rank that has the executors."""
+    """The tasks and the workers of a communicator; on the rank that has the executors.
+
+    Once a worker has died, all tasks that are left fail, and no others are taken.
+    """
 
     def __init__(self, comm: Any, root: int) -> None:
         """Collective over comm; the other ranks call `serve`."""
@@ -48,8 +54,9 @@ class Manager:
         self._idle = collections.deque(self._workers)
         self._running: dict[int, Task] = {}
         self._waiting: collections.deque[Task] = collections.deque()
-        self._ending: Task | None = None  # its future gets the result now
-        self._broken: dict[int, BaseException] = {}
+        self._ending: list[Task] = []  # their futures get the results now
+        self._broken: dict[int, BaseException] = {}  # errors of initializers, by executor
+        self._death: BaseException | None = None  # the error by which this rank has noticed a worker's death
         # Reentrant: a callback of a future may submit another task.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -60,15 +67,18 @@ class Manager:
         """Let every worker call an initializer, before the tasks of this executor."""
         if initializer is not None:
             with self._lock:
-                for worker in self._workers:
+                for worker in self._workers if self._death is None else []:
                     self._tasks.send((executor, initializer, initargs), worker, _BEGIN)
 
     def submit(self, task: Task) -> None:
-        """Carry out a task once a worker is idle. BrokenExecutor if the executor's initializer has failed."""
+        """Carry out a task once a worker is idle.
+
+        BrokenExecutor if the executor's initializer has failed, or a worker has died.
+        """
         with self._lock:
-            error = self._broken.get(task.executor)
+            error = self._error_of(task)
             if error is not None:
-                raise BrokenExecutor("the initializer failed") from error
+                raise error
             self._waiting.append(task)
             self._give_out()
 
@@ -95,38 +105,60 @@ class Manager:
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
             for worker in self._workers:
-                self._tasks.send(None, worker, _END)
+                with contextlib.suppress(MPI.Exception):  # the worker has died
+                    self._tasks.send(None, worker, _END)
         self._thread.join()
         self._tasks.Free()
         self._results.Free()
 
     def _left(self, executor: int) -> bool:
-        left = [*self._waiting, *self._running.values(), self._ending]
-        return any(task is not None and task.executor == executor for task in left)
+        left = [*self._waiting, *self._running.values(), *self._ending]
+        return any(task.executor == executor for task in left)
+
+    def _error_of(self, task: Task) -> BrokenExecutor | None:
+        """Return why a task cannot be carried out; None if it can."""
+        broken = self._broken.get(task.executor)
+        if self._death is None and broken is None:
+            return None
+        error = BrokenExecutor("the initializer failed" if self._death is None else "a worker has died")
+        error.__cause__ = self._death or broken
+        return error
 
     def _give_out(self) -> None:
         while self._idle and self._waiting:
             task = self._waiting.popleft()
             if not task.future.set_running_or_notify_cancel():
                 continue
-            worker = self._idle[0]
             try:
-                self._tasks.send((task.executor, task.call), worker, _TASK)
-            except BaseException as error:  # the call does not pickle
+                data = MPI.pickle.dumps((task.executor, task.call))
+            except BaseException as error:
                 task.future.set_exception(error)
+                continue
+            try:
+                self._tasks.Send([data, MPI.BYTE], self._idle[0], _TASK)
+            except MPI.Exception as error:
+                broken = BrokenExecutor("a worker cannot be reached")
+                broken.__cause__ = error
+                task.future.set_exception(broken)
                 continue
             self._running[self._idle.popleft()] = task
         self._changed.notify_all()
 
     def _receive(self) -> None:
-        """Receive results, until every worker has ended."""
+        """Receive results, until every worker has ended or one has died."""
         left, status = self.count, MPI.Status()
         while left:
-            message = self._results.mprobe(status=status)
+            try:
+                message = self._results.mprobe(status=status)
+                data = bytearray(status.Get_count(MPI.BYTE))
+                message.Recv([data, MPI.BYTE])
+            except MPI.Exception as error:
+                self._lose_all(error)
+                return
             worker, tag = status.source, status.tag
             try:
-                value = message.recv()
-            except BaseException as error:  # the result does not unpickle
+                value = MPI.pickle.loads(data)
+            except BaseException as error:
                 tag, value = _ERROR, (error, traceback.format_exc())
             if tag == _ENDED:
                 left -= 1
@@ -137,7 +169,8 @@ class Manager:
 
     def _finish(self, worker: int, tag: int, value: Any) -> None:
         with self._lock:
-            task = self._ending = self._running.pop(worker)
+            task = self._running.pop(worker)
+            self._ending = [task]
             self._idle.append(worker)
             self._give_out()
         if tag == _RESULT:
@@ -146,21 +179,38 @@ class Manager:
             error, text = value
             error.__cause__ = RemoteTraceback(text)
             task.future.set_exception(error)
-        with self._changed:
-            self._ending = None
-            self._changed.notify_all()
+        self._end()
 
     def _break(self, executor: int, error: BaseException) -> None:
         """Note that an initializer failed, and let the tasks of its executor fail."""
-        with self._changed:
+        with self._lock:
             self._broken[executor] = error
             lost = [task for task in self._waiting if task.executor == executor]
             for task in lost:
                 self._waiting.remove(task)
-            self._changed.notify_all()
+            self._ending = lost
+        self._fail(lost)
+
+    def _lose_all(self, error: BaseException) -> None:
+        """Note that a worker has died, and let all tasks fail."""
+        with self._lock:
+            self._death = error
+            lost = [*self._running.values(), *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+            self._ending = lost
+        self._fail(lost)
+
+    def _fail(self, lost: list[Task]) -> None:
         for task in lost:
-            if task.future.set_running_or_notify_cancel():
-                task.future.set_exception(BrokenExecutor("the initializer failed"))
+            if task.future.running() or task.future.set_running_or_notify_cancel():
+                task.future.set_exception(self._error_of(task))
+        self._end()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ending = []
+            self._changed.notify_all()
 
 
 def serve(comm: Any, root: int) -> None:
@@ -180,6 +230,10 @@ def serve(comm: Any, root: int) -> None:
                 _initialize(message.recv(), results, root, broken)
             else:
                 _carry_out(message, results, root, broken)
+    except MPI.Exception as error:
+        failed = error.__cause__
+        if not isinstance(failed, RankFailed) or failed.rank == root:
+            raise  # else another worker has died, and the tasks fail on rank `root`
     finally:
         comm_workers.pop().Free()
         tasks.Free()
