@@ -428,7 +428,7 @@ class Arrays:
             blocks = self._blocks.copy()  # in one step: another thread may add a block
             table = [
                 (number, block.mapping.address, block.own_address, block.stride)
-                for number, block in zip(blocks, blocks.values(), strict=True)
+                for number, block in blocks.items()
             ]
             is_set = self._engine.set_blocks(table, version)
 

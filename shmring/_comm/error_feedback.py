@@ -43,9 +43,8 @@ class _Kept:
     def __init__(self, reference: weakref.ref[Any], most_nbytes: int) -> None:
         self._reference = reference
         self._losses: dict[_Place, Losses] = {}
-        self._most_nbytes = (
-            most_nbytes  # of a list of arrays only the first one is counted, so `at` allows more
-        )
+        # Only the first array of a list is counted, so `at` allows more.
+        self._most_nbytes = most_nbytes
 
     def at(self, place: _Place, length: int) -> Losses:
         if place not in self._losses:

@@ -148,10 +148,9 @@ SR_INLINE size_t SR_OF_ISA(sr_pair)(struct sr_work w, const struct sr_item item)
 SR_INLINE size_t SR_OF_ISA(sr_streamed)(struct sr_work w, const struct sr_item item) {
     char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
     if (item.acc_nbytes <= item.nbytes && w.ndst <= 2) {
-        struct sr_work two = w;
-        two.dst = dst;
-        if (w.ndst == 1) return SR_OF_ISA(sr_two)(two, item, 1, 1, 0);
-        if (w.stream == 3) return SR_OF_ISA(sr_two)(two, item, 2, 3, 0);
+        w.dst = dst;
+        if (w.ndst == 1) return SR_OF_ISA(sr_two)(w, item, 1, 1, 0);
+        if (w.stream == 3) return SR_OF_ISA(sr_two)(w, item, 2, 3, 0);
     }
     return SR_OF_ISA(sr_two)(w, item, w.ndst, w.stream, 0);
 }

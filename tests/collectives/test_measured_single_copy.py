@@ -16,7 +16,13 @@ from ranks import Died, Ranks, until_stopped, until_there
 import shmring
 from shmring._config import thresholds, tuning_table
 from tests.collectives.test_shared_path_choice import on_cpus
-from tests.collectives.test_single_copy import FROM_64_BYTES, KINDS, path_of, skip_unless_allowed
+from tests.collectives.test_single_copy import (
+    FROM_64_BYTES,
+    KINDS,
+    assert_killed,
+    path_of,
+    skip_unless_allowed,
+)
 
 MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all", "exscan")
 GIVEN_BY_ONE = ("broadcast", "scatter", "gather", "exscan")  # between two ranks
@@ -150,17 +156,17 @@ def is_next_tried(comm, kind):
     return comm.stats()["chosen_paths"].get(kind, {}).get(LONG_CLASS) == "single_copy"
 
 
-def call_long(comm, kind, x, out):
+def call_long(comm, kind, x, out, **how):
     """Make a long call in which rank 0 gives x; return what this rank gets."""
     if kind == "broadcast":
-        comm.broadcast(x)
+        comm.broadcast(x, **how)
         return x
     if kind == "scatter":
-        return comm.scatter(x if comm.rank == 0 else None, out=out)
-    if kind == "exscan":
-        comm.exscan(x, out=out)
+        comm.scatter(x if comm.rank == 0 else None, out=out, **how)
+    elif kind == "exscan":
+        comm.exscan(x, out=out, **how)
     else:
-        comm.gather(x, comm.size - 1, out=out if comm.rank == comm.size - 1 else None)
+        comm.gather(x, comm.size - 1, out=out if comm.rank == comm.size - 1 else None, **how)
     return out
 
 
@@ -177,11 +183,6 @@ def call_while_tried(comm, kind, path_when_tried):
             assert (found[0 if kind == "gather" else ...] == turn).all()
 
 
-def wait_for(path):
-    while not path.exists():
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("kind", "size"), [("broadcast", 3), ("scatter", 2), ("gather", 2), ("exscan", 2)])
 def test_a_rank_killed_in_a_trial_of_single_copies_is_named(tmp_path, world_of, kind, size, victim):
@@ -190,14 +191,11 @@ def test_a_rank_killed_in_a_trial_of_single_copies_is_named(tmp_path, world_of, 
     with Ranks(size) as ranks:
         ranks.meet()
         ranks.begin(on_cpus, size, shmring.world(size), call_while_tried, kind, str(path))
-        wait_for(path)
+        until_there(path)
         time.sleep(random.uniform(0, 0.03))
         ranks.kill(victim)
         outcomes = ranks.answers()
-        assert isinstance(outcomes.pop(victim), Died)
-        for error in outcomes:
-            assert isinstance(error, shmring.RankFailed), outcomes
-            assert error.rank == victim
+        assert_killed(outcomes, victim)
 
 
 def stop_when_begun(cells, value):
@@ -238,11 +236,11 @@ def test_a_rank_that_reads_while_the_giver_is_interrupted_takes_nothing(tmp_path
     with Ranks(2) as ranks:
         ranks.meet()
         ranks.begin(on_cpus, 2, shmring.world(2), interrupt_in_the_middle, kind, str(tmp_path))
-        wait_for(tmp_path / "tried")
+        until_there(tmp_path / "tried")
         until_stopped(ranks.pid(1))
         time.sleep(0.1)  # rank 0 is in the call, which rank 1 does not end
         ranks.kill(0, signal.SIGINT)
-        wait_for(tmp_path / "written")
+        until_there(tmp_path / "written")
         ranks.kill(1, signal.SIGCONT)
         other = ranks.answers(among=(1,))[0]
         (tmp_path / "over").touch()
@@ -257,14 +255,7 @@ def leave_before_others_read(comm, kind):
     x = np.full((2, LONG) if kind == "scatter" else LONG, 7.0)
     out = np.zeros((2, LONG) if kind == "gather" else LONG)
     if comm.rank == 0:
-        if kind == "broadcast":
-            comm.broadcast(x, async_op=True)
-        elif kind == "scatter":
-            comm.scatter(x, out=out, async_op=True)
-        elif kind == "exscan":
-            comm.exscan(x, out=out, async_op=True)
-        else:
-            comm.gather(x, 1, async_op=True)
+        call_long(comm, kind, x, out, async_op=True)
         os._exit(0)
     time.sleep(0.3)
     call_long(comm, kind, x, out)

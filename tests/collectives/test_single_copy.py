@@ -409,6 +409,14 @@ def call_for_ever(comm, kind, path_when_running):
         call(comm, kind)
 
 
+def assert_killed(outcomes, victim):
+    """The victim died, and all other ranks name it."""
+    assert isinstance(outcomes.pop(victim), Died)
+    for error in outcomes:
+        assert isinstance(error, shmring.RankFailed), outcomes
+        assert error.rank == victim
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
@@ -418,10 +426,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
         when_there(tmp_path / "runs")
         ranks.kill(victim)
         outcomes = ranks.answers()
-        assert isinstance(outcomes.pop(victim), Died)
-        for error in outcomes:
-            assert isinstance(error, shmring.RankFailed), outcomes
-            assert error.rank == victim
+        assert_killed(outcomes, victim)
 
 
 @pytest.mark.parametrize("kind", first(2, reversed(KINDS)))

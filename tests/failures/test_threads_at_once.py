@@ -322,9 +322,8 @@ def close_in_a_destructor(comm, issued):
     try:
         work = comm.all_reduce(Closing(np.ones(5000), comm), async_op=True)
         issued.touch()
-        sys.setswitchinterval(
-            100
-        )  # the thread in the background finishes the call, but does not release its array
+        # The thread in the background finishes the call, but does not release its array.
+        sys.setswitchinterval(100)
         while not work.done():
             pass
         del work
