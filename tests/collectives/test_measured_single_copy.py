@@ -198,27 +198,34 @@ def test_a_rank_killed_in_a_trial_of_single_copies_is_named(tmp_path, world_of, 
         assert_killed(outcomes, victim)
 
 
-def stop_when_begun(cells, value):
-    """Stop this process once the first cell has the value: the calling thread copies the others."""
-    while cells[0] != value:
-        pass  # a thread that sleeps comes too late
-    os.kill(os.getpid(), signal.SIGSTOP)
+def stop_in_the_middle(cells, value, has_returned):
+    """Stop this process once the first cell has the value, but not the last: the calling thread copies."""
+    while not has_returned.is_set():  # a thread that sleeps comes too late
+        if cells[0] == value and cells[-1] != value:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
 
 
 def interrupt_in_the_middle(comm, kind, folder):
     """On rank 0, overwrite the array as soon as Ctrl-C ends the call. Rank 1 stops while it copies."""
     x = np.zeros((2, LONG) if kind == "scatter" else LONG)
     out = np.zeros((2, LONG) if kind == "gather" else LONG)
-    to_get = (x if kind == "broadcast" else out).reshape(-1)[:LONG]
-    stopping = False
+    if comm.rank == 1:
+        rows = np.memmap(f"{folder}/got", mode="r+", shape=(2, LONG), dtype="f8")  # the test reads it too
+        to_get = rows[0]
+        if kind == "broadcast":
+            x = to_get
+        else:
+            out = rows if kind == "gather" else to_get
     for turn in itertools.count(1):
         x[...] = turn if comm.rank == 0 else 0
         is_tried = np.array(is_next_tried(comm, kind))
         comm.broadcast(is_tried)
-        if is_tried and not stopping and comm.rank == 1:
-            threading.Thread(target=stop_when_begun, args=(to_get, turn)).start()
-            open(f"{folder}/tried", "w").close()
-        stopping = stopping or bool(is_tried)
+        has_returned = threading.Event()
+        stopping = None
+        if is_tried and comm.rank == 1:
+            stopping = threading.Thread(target=stop_in_the_middle, args=(to_get, turn, has_returned))
+            stopping.start()
         try:
             call_long(comm, kind, x, out)
         except KeyboardInterrupt:
@@ -226,19 +233,31 @@ def interrupt_in_the_middle(comm, kind, folder):
             open(f"{folder}/written", "w").close()
             until_there(f"{folder}/over")  # nothing is freed or closed before, which rank 1 would see
             raise
+        finally:
+            has_returned.set()
+            if stopping is not None:
+                stopping.join()
         assert comm.rank == 0 or (to_get == turn).all()
+
+
+def stop_while_it_copies(pid, got):
+    """Wait until a process has stopped in the middle of its copy. The copy may end just before it stops."""
+    while True:
+        until_stopped(pid)
+        if got[0] != got[-1]:
+            return
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("kind", GIVEN_BY_ONE)
 def test_a_rank_that_reads_while_the_giver_is_interrupted_takes_nothing(tmp_path, world_of, kind):
     """The giver gets its array back at once, and writes to it before the other rank has read the rest."""
     skip_unless_allowed(world_of)
+    got = np.memmap(tmp_path / "got", mode="w+", shape=(2, LONG), dtype="f8")
     with Ranks(2) as ranks:
         ranks.meet()
         ranks.begin(on_cpus, 2, shmring.world(2), interrupt_in_the_middle, kind, str(tmp_path))
-        until_there(tmp_path / "tried")
-        until_stopped(ranks.pid(1))
-        time.sleep(0.1)  # rank 0 is in the call, which rank 1 does not end
+        stop_while_it_copies(ranks.pid(1), got[0])  # and rank 0 is in the call, which rank 1 does not end
         ranks.kill(0, signal.SIGINT)
         until_there(tmp_path / "written")
         ranks.kill(1, signal.SIGCONT)
