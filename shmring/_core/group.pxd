@@ -182,7 +182,7 @@ cdef struct Call:
     const Items *items               # of OPAQUE items; NULL: the dtype is in the table
     uint64_t fingerprint
     uint64_t timeout_ns
-    const Call *within               # the call over several hosts of which this one is a local step, or NULL
+    const Call *recorded_as          # the flight record shows it in place of a local step or an election
     uint16_t priority                # 0: none; else the priority + MOST_PRIORITY + 1
     uint16_t hosts_in_group          # number of hosts that first reduce among themselves; 0: there are no groups
     float *residual                  # error feedback: the rounding errors of earlier calls; or NULL
@@ -466,8 +466,8 @@ cdef inline sr_call_line *line_of(Group *g, int rank, uint64_t seq) noexcept nog
 cdef inline void record_call(Group *g, Call *c) noexcept nogil:
     cdef sr_record *record = &g.me.record[c.seq & (SR_RECORDS - 1)]
     cdef const Call *called = c
-    if c.within != NULL:
-        called = c.within
+    if c.recorded_as != NULL:
+        called = c.recorded_as
     g.recorded = record
     record.seq = c.seq
     record.count = called.count

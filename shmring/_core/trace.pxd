@@ -5,7 +5,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 
-from .group cimport AUTO, BLOCKED, DIRECT, DONE, MASTER, Call, Group, is_folded, takes
+from .group cimport AUTO, BLOCKED, DIRECT, DONE, ELECTION, MASTER, Call, Group, is_folded, takes
 from .segment cimport sr_now_ns, sr_record
 
 
@@ -90,7 +90,8 @@ cdef inline uint64_t moved_nbytes(Call *c, const Call *before) noexcept nogil:
 
 
 cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
-    cdef bint is_outer = g.inter != NULL and c.within == NULL   # a call over several hosts: its local steps are traced
+    # A call over several hosts: its local steps are traced.
+    cdef bint is_outer = g.inter != NULL and (c.recorded_as == NULL or c.named == ELECTION)
     cdef uint64_t before_it = t.nslices
     cdef uint64_t over_wire = g.stats.bytes_over_wire
     cdef Call before

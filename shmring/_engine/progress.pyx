@@ -8,9 +8,9 @@ import weakref
 
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 from posix.stdlib cimport posix_memalign
 from posix.unistd cimport read, write
 
@@ -22,11 +22,11 @@ from .._core.kernels cimport SR_MIN, SR_U64, SR_WIRE_NATIVE, sr_float_env, sr_fl
 from .._core.segment cimport (
     SR_COMPLETE, SR_LINE, SR_NO_ABORT, SR_RAISED, sr_event, sr_event_signal, sr_flag, sr_flag_load,
     sr_flag_load_ordered, sr_flag_publish, sr_flag_reached, sr_flag_set, sr_flag_sleep, sr_flag_spin, sr_flag_swap,
-    sr_flag_take, sr_now_ns, sr_record, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
+    sr_flag_take, sr_now_ns, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
 )
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
-from .._internode.context cimport call_number, inter_of, sr_conn_sleep_or, sr_conn_take_news
+from .._internode.context cimport call_number, inter_of, number_in, sr_conn_sleep_or, sr_conn_take_news
 from .._internode.data_movement cimport choose_algorithm
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
@@ -611,6 +611,7 @@ cdef void prepare_election(Queue *q) noexcept:
     c.count = 1
     c.itemsize = c.nbytes = c.x_nbytes = c.out_nbytes = sizeof(q.nready)
     c.x = c.out = <unsigned char *> &q.nready
+    c.recorded_as = &q.candidate
     c.enter = enter_election
 
 
@@ -618,6 +619,10 @@ cdef void enter_election(Group *g, Call *c) noexcept nogil:
     cdef Queue *q = <Queue *> (<Task *> c).bunch
     cdef Task *first = oldest(q)
     q.election.number = first.number
+    q.candidate = first.call
+    q.candidate.named = ELECTION
+    q.candidate.count += first.left
+    q.candidate.number = number_in(g, g.seq) + 1
     q.stats = g.stats
     q.nready = nready(q)
     c.timeout_ns = first.call.timeout_ns
@@ -625,7 +630,6 @@ cdef void enter_election(Group *g, Call *c) noexcept nogil:
     choose_algorithm(g, c)
     c.enter(g, c)
     c.enter = enter_election
-    record_candidate(g.recorded, first)
 
 
 # Return the number of calls from the oldest one to the end of its run.
@@ -636,15 +640,6 @@ cdef uint64_t nready(const Queue *q) noexcept nogil:
     while number != end and q.task[number & q.mask].turn != IN_ORDER:
         number += 1
     return number - first
-
-
-# Make the election's record name the oldest call, for readers on other ranks.
-cdef void record_candidate(sr_record *record, const Task *first) noexcept nogil:
-    cdef const Call *c = &first.call
-    memcpy(&record.kind, &c.kind, 8)
-    record.named = ELECTION
-    record.root, record.count = <uint32_t> c.root, c.count + first.left
-    record.hosts_in_group, record.priority = c.hosts_in_group, c.priority
 
 
 # Move the chosen call to the front. Every rank has issued the first q.nready calls.

@@ -61,6 +61,7 @@ cdef struct Queue:
     sr_event *event       # signalled when tasks are finished
     # for calls with a priority, see progress.pyx
     Task election         # the call by which ranks agree on the next one, while the oldest is a CANDIDATE
+    Call candidate        # what the election's record shows: the oldest call
     uint64_t nready       # this rank's value in the election, then the result
     uint64_t chosen       # hash of all choices so far
     Stats stats           # copy of the counters before the election

@@ -28,7 +28,8 @@ from .._core.segment cimport (
 from .._core.staging cimport slot_nbytes
 from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, SR_WAITS, Flight, name_in_fingerprint, name_in_record
 from .._internode.context cimport (
-    InterNode, call_number, examine_confirmations, inter_of, rank_at, rank_at_end_of, remote, sr_conn, sr_conn_length,
+    InterNode, call_number, examine_confirmations, inter_of, number_in, rank_at, rank_at_end_of, remote, sr_conn,
+    sr_conn_length,
 )
 
 from .._core import kernels
@@ -167,13 +168,6 @@ cdef int world_number(Group *g, int rank) noexcept nogil:
     if g.inter == NULL:
         return rank
     return rank - g.size if rank >= g.size else rank_at(inter_of(g), inter_of(g).host, rank)
-
-
-# See State.number_of.
-cdef inline int64_t number_in(Group *g, uint64_t seq) noexcept nogil:
-    if g.inter != NULL:
-        return call_number(inter_of(g), inter_of(g).seq)
-    return <int64_t> (seq - g.first_user_seq) + 1
 
 
 cdef class State:

@@ -168,6 +168,13 @@ cdef inline int64_t call_number(const InterNode *inter, uint64_t seq) noexcept n
     return <int64_t> (seq - inter.first_user_seq) + 1
 
 
+# As call_number, of the last call if it is over several hosts, else of the one with this sequence number.
+cdef inline int64_t number_in(const Group *g, uint64_t seq) noexcept nogil:
+    if g.inter != NULL:
+        return call_number(inter_of(g), inter_of(g).seq)
+    return <int64_t> (seq - g.first_user_seq) + 1
+
+
 # True if a host may receive nothing from another host in this call. Such calls are confirmed.
 cdef inline bint is_one_sided(const Call *c) noexcept nogil:
     return c.kind == BROADCAST or c.kind == REDUCE or c.kind == GATHER or c.kind == SCATTER

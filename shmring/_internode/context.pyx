@@ -259,7 +259,7 @@ cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil:
     step.itemsize = c.itemsize
     step.nbytes = count * c.itemsize
     step.timeout_ns = c.timeout_ns
-    step.within = c
+    step.recorded_as = c if c.recorded_as == NULL else c.recorded_as
     return step
 
 
