@@ -342,9 +342,9 @@ struct sr_tuning {
     uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
     uint64_t chunk_nbytes;            /* chunk of a larger message */
     uint64_t exchange_nbytes;         /* chunk of a call without a reduced chunk that would be copied */
-    uint64_t stream_out_nbytes;       /* private results from here on bypass the cache, ... */
-    uint64_t stream_in_place_nbytes;  /* ... or from here on, if they are folded in place */
-    uint64_t zero_copy_stream_nbytes; /* shared results out of place from here on bypass the cache */
+    uint64_t stream_reduced_nbytes;   /* results of reductions out of place from here on bypass the cache */
+    uint64_t stream_in_place_nbytes;  /* in place, from here on */
+    uint64_t stream_out_nbytes;       /* private results of scans, and what is moved, from here on */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
     uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd */

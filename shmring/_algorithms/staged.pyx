@@ -436,7 +436,7 @@ cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
 
 # True if stores to a rank's out bypass the cache. In place they do not: the line was just read, so it is in the cache.
 cdef inline uint32_t streams_push(const Group *g, const Call *c, int rank) noexcept nogil:
-    return c.nbytes >= g.tuning.zero_copy_stream_nbytes and g.target[rank] != g.source[rank]
+    return c.nbytes >= g.tuning.stream_reduced_nbytes and g.target[rank] != g.source[rank]
 
 
 # all_reduce and reduce: reduce this rank's slice of every x into every out that takes the result.

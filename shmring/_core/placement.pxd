@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .descriptor cimport descriptor
-from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_split
+from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split
 from .segment cimport SR_CACHE_LINE, sr_prefetch_for_write, sr_tuning
 from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items
 
@@ -176,6 +176,8 @@ cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
         return False
     if is_folded(c) and c.x == c.out:
         return c.out_nbytes >= g.tuning.stream_in_place_nbytes
+    if is_folded(c) and not is_scan(c):
+        return c.out_nbytes >= g.tuning.stream_reduced_nbytes
     return c.out_nbytes >= g.tuning.stream_out_nbytes
 
 

@@ -114,9 +114,12 @@ QUESTIONS = (
         _private("all_reduce", 1 * KIB, 4 * KIB, 16 * KIB, 256 * KIB, 4 * MIB),
     ),
     Question(
-        "stream_out_nbytes",
-        tuple(n * MIB for n in (1, 4, 12, 16, 24, 48)),
-        _private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB),
+        "stream_reduced_nbytes",
+        (*(n * MIB for n in (1, 3, 8, 16, 64)), thresholds.NEVER),
+        lambda n: [
+            *_private("all_reduce", 2 * MIB, 8 * MIB, 32 * MIB)(n),
+            *(Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)),
+        ],
     ),
     Question(
         "stream_in_place_nbytes",
@@ -124,9 +127,9 @@ QUESTIONS = (
         _in_place(8 * MIB, 24 * MIB, 64 * MIB),
     ),
     Question(
-        "zero_copy_stream_nbytes",
-        (*(n * MIB for n in (1, 3, 8, 16, 64)), thresholds.NEVER),
-        lambda _: [Load("all_reduce", size * MIB, shared=True) for size in (2, 8, 32)],
+        "stream_out_nbytes",
+        (*(n * MIB for n in (4, 12, 16, 24, 48)), thresholds.NEVER),
+        _private("scan", 8 * MIB, 32 * MIB, 64 * MIB),
     ),
     Question(
         "single_copy_scatter_nbytes",
