@@ -143,14 +143,16 @@ SR_INLINE size_t SR_OF_ISA(sr_pair)(struct sr_work w, const struct sr_item item)
     return w.ndst == 1 ? SR_OF_ISA(sr_two)(w, item, 1, 0, 1) : SR_OF_ISA(sr_two)(w, item, 2, 0, 0);
 }
 
-/* Two sources in other shapes. One or two destinations that are all streamed, as in large calls, have loops of their
- * own, which take a tenth less time (bench/regress.py, all_reduce of 64 MiB, zero-copy). */
+/* Two sources in other shapes. Those of large calls have loops of their own, which take a tenth less time: shared
+ * results are streamed to one or two destinations, private ones to out and stored to a slot (bench/regress.py,
+ * all_reduce of 64 MiB). */
 SR_INLINE size_t SR_OF_ISA(sr_streamed)(struct sr_work w, const struct sr_item item) {
     char *const dst[2] = {w.dst[0], w.dst[w.ndst - 1]};
     if (item.acc_nbytes <= item.nbytes && w.ndst <= 2) {
         w.dst = dst;
         if (w.ndst == 1) return SR_OF_ISA(sr_two)(w, item, 1, 1, 0);
         if (w.stream == 3) return SR_OF_ISA(sr_two)(w, item, 2, 3, 0);
+        if (w.stream == 1) return SR_OF_ISA(sr_two)(w, item, 2, 1, 0);
     }
     return SR_OF_ISA(sr_two)(w, item, w.ndst, w.stream, 0);
 }
