@@ -106,7 +106,11 @@ def play(options: argparse.Namespace) -> tuple[dict[str, list[Sample]], list[str
 
 
 def matrix(samples: Mapping[str, Iterable[Sample]]) -> dict[Key, Found]:
-    """Return the cells for which there are samples of shmring and of an MPI."""
+    """Return the cells for which there are samples of shmring and of an MPI.
+
+    Where ranks share CPUs, writing large inputs may take longer alone than together with the calls. The
+    difference is then no time of a call, and there is no such cell.
+    """
     us: dict[tuple[str, str, int, str, str], list[float]] = defaultdict(list)
     for call, of_call in samples.items():
         for sample in of_call:
@@ -119,6 +123,8 @@ def matrix(samples: Mapping[str, Iterable[Sample]]) -> dict[Key, Found]:
             mpi = min(rivals, key=lambda name: statistics.median(rivals[name]))
             own_us, mpi_us = statistics.median(own), statistics.median(rivals[mpi])
             rounds = min(len(own), len(rivals[mpi]))
+            if min(own_us, mpi_us) <= 0:
+                continue
             found[Key(call, given, variant, nbytes)] = Found(mpi_us / own_us, own_us, mpi, mpi_us, rounds)
     return found
 

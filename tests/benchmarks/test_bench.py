@@ -114,6 +114,15 @@ def test_the_matrix_marks_the_cells_that_are_lost():
     assert len(matrix.lost(found, 1)) == 2
 
 
+@pytest.mark.parametrize("us", [(-1.0, 2.0), (2.0, -1.0)])
+def test_the_matrix_has_no_cell_of_negative_times(us):
+    of_call = [
+        *seven_rounds("shmring", "private", us[0], given="written"),
+        *seven_rounds("intel", "blocking", us[1], given="written"),
+    ]
+    assert matrix.matrix({"scatter": of_call}) == {}
+
+
 def test_few_rounds_decide_nothing():
     samples = [sample("intel", "blocking", 1.0), sample("shmring", "plan", 0.01)]
     assert ratio_of(samples, "plan", "mpi").verdict == "too few rounds"
