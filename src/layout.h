@@ -97,9 +97,9 @@ struct sr_event {
 
 enum sr_state { SR_ABSENT, SR_JOINED, SR_CLOSED };
 
-/* Shows whether the owner lives: its parked thread holds `holder` as a robust futex until it ends. */
+/* Shows whether the owner lives: its liveness thread holds `holder` as a robust futex until it ends. */
 struct sr_liveness {
-    _Atomic uint32_t holder; /* W parked thread: its tid | FUTEX_WAITERS; when the thread dies the kernel sets
+    _Atomic uint32_t holder; /* W liveness thread: its tid | FUTEX_WAITERS; when the thread dies the kernel sets
                                 FUTEX_OWNER_DIED and wakes one of the threads that sleep on the word; R all */
     _Atomic uint32_t state;  /* W owner: enum sr_state; R all */
     int32_t pid;             /* W owner before state; R all */
@@ -108,7 +108,7 @@ struct sr_liveness {
     uint64_t address;        /* W owner before state: of this structure in the owner's address space; R all */
     uint64_t nonce;          /* W owner before state: random; R all: a rank that reads the same value at `address` in
                                 the owner's memory can read all of that memory */
-    _Atomic uint32_t unwatched; /* W parked thread before holder: 1 if the kernel has refused to mark `holder`; the
+    _Atomic uint32_t unwatched; /* W liveness thread before holder: 1 if the kernel has refused to mark `holder`; the
                                    other ranks then look for the thread and mark the word themselves; R all */
 } __attribute__((aligned(128)));
 
@@ -151,12 +151,12 @@ struct sr_wait {
     sr_flag what;     /* enum sr_wait_kind << 32 | the awaited local rank; size + rank: on another host; ~0: any rank */
 } __attribute__((aligned(64)));
 
-/* A process that may only read the segment requests a rank's stacks here. The parked thread sleeps on `event`; a
+/* A process that may only read the segment requests a rank's stacks here. The liveness thread sleeps on `event`; a
    wake-up without any other reason is a request. See sync/stack_request.h. */
 struct sr_stack_request {
-    _Atomic uint32_t event; /* the futex word. W owner: grows when the parked thread is to end; R all */
+    _Atomic uint32_t event; /* the futex word. W owner: grows when the liveness thread is to end; R all */
     uint32_t rank, size;   /* W owner: its rank, and the number of ranks, on all hosts together; R all */
-    sr_flag version;       /* W parked thread: grows by one before and after it writes `stacks`; R all */
+    sr_flag version;       /* W liveness thread: grows by one before and after it writes `stacks`; R all */
 } __attribute__((aligned(128)));
 
 /* The report of a rank that gives up. */
@@ -190,7 +190,7 @@ struct sr_lane {
     struct sr_seqlock view;
     struct sr_wait wait[SR_WAITS]; /* by enum sr_wait_place */
     struct sr_stack_request stack_request;
-    char stacks[SR_STACKS_NBYTES] __attribute__((aligned(4096))); /* W parked thread; R all: zero-terminated UTF-8 */
+    char stacks[SR_STACKS_NBYTES] __attribute__((aligned(4096))); /* W liveness thread; R all: zero-terminated UTF-8 */
 } __attribute__((aligned(4096)));
 
 /* ---- rings of frames (spsc_ring.h) ------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 """Python stacks: format those of this process, and ask other ranks for theirs.
 
-A rank is asked by waking its parked thread, which writes the stacks down (`_engine/state`). `ask` takes a
+A rank is asked by waking its liveness thread, which writes the stacks down (`_engine/state`). `ask` takes a
 `Flight`, the reader of a segment.
 """
 

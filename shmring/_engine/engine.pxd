@@ -6,7 +6,7 @@ from .._core.group cimport Call
 from .._diagnostics.flight_recorder cimport TraceBuffer
 from .progress cimport Issued
 from .queue cimport Queue, Task
-from .state cimport ParkedThread, Stalls, State
+from .state cimport LivenessThread, Stalls, State
 
 
 cdef class Engine(State):
@@ -15,7 +15,7 @@ cdef class Engine(State):
     cdef bint busy, enlisted
     cdef uint64_t linger_ns               # most time for which an issued call waits in the foreground
     cdef uint64_t next_linger_ns          # time for which the next one does
-    cdef ParkedThread parked
+    cdef LivenessThread liveness_thread
     cdef readonly Stalls stalls           # logs warnings about calls that take long
     cdef object conns                     # if there are several hosts, else None
     cdef unsigned long thread             # the thread that made it, which usually calls the collectives

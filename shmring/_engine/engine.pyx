@@ -38,7 +38,7 @@ from .progress cimport (
 )
 from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
 from .state cimport (
-    ParkedThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
+    LivenessThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
     most_suspect, world_number,
 )
 from .wait cimport BRIEF_NBYTES, run_steps, try_briefly
@@ -127,7 +127,7 @@ cdef class Engine(State):
 
     def __cinit__(self, *_, **__):
         self.queue = new_queue(&self.g)
-        self.parked = ParkedThread()
+        self.liveness_thread = LivenessThread()
         self.thread = <unsigned long> PyThread_get_thread_ident()
         self.stalls = Stalls()
 
@@ -157,7 +157,7 @@ cdef class Engine(State):
         self.g.me.liveness.address = <uintptr_t> &self.g.me.liveness
         self.g.me.liveness.nonce = int.from_bytes(os.urandom(8), "little")
         self.g.me.stack_request.rank, self.g.me.stack_request.size = self.g.rank, self.g.size
-        self.parked.begin(self.g.me, self)
+        self.liveness_thread.begin(self.g.me, self)
         sr_liveness_set_state(&self.g.me.liveness, SR_JOINED)
 
     def close(self, str because="the communicator is closed"):
@@ -176,7 +176,7 @@ cdef class Engine(State):
             if self.notifications is not None:
                 self.notifications.leave()
         finally:
-            self.parked.leave()
+            self.liveness_thread.leave()
 
     def disown(self):
         """Mark the communicator as the parent's, in a forked child. Shared memory is not touched."""

@@ -46,7 +46,7 @@ cdef class Stalls:
     cdef int warn_if_due(self, object engine, int place) except -1
 
 
-cdef class ParkedThread:
+cdef class LivenessThread:
     cdef sr_lane *lane
     cdef sr_leave leave_word
     cdef pid_t pid           # of the process that has started the thread; 0: none has

@@ -117,5 +117,5 @@ class Stalls:
 
     def warn_after(self, state: State, limit_s: float) -> None: ...
 
-class ParkedThread:
-    """The parked thread of one rank."""
+class LivenessThread:
+    """The liveness thread of one rank."""

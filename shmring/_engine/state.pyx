@@ -59,7 +59,7 @@ cdef extern from "<sys/prctl.h>" nogil:
 
 assert <int> SR_WAITS <= <int> MOST_PLACES
 
-cdef const char *PARKED = "shmring-life"
+cdef const char *THREAD_NAME = "shmring-life"
 cdef uint64_t LONGEST_START_NS = 60_000_000_000
 # A wait compares the calls of other hosts with its own after this time, or after half of the timeout.
 cdef uint64_t ASK_NS = 1_000_000_000
@@ -526,7 +526,7 @@ cdef class Stalls:
         return 0
 
 
-# ---- the parked thread -----------------------------------------------------------------------------------------
+# ---- the liveness thread -----------------------------------------------------------------------------------------
 
 # Other ranks see by it that this rank is alive: it holds a robust futex for its whole life. On request it wakes and
 # writes the Python stacks of its process to the segment.
@@ -534,8 +534,8 @@ cdef class Stalls:
 # It is not a threading.Thread: without memory for the first steps of the new thread, threading.Thread.start() waits
 # forever (CPython issue 140746).
 
-cdef class ParkedThread:
-    """The parked thread of one rank."""
+cdef class LivenessThread:
+    """The liveness thread of one rank."""
 
     def __cinit__(self):
         self.at_end = _thread.allocate_lock()
@@ -549,23 +549,23 @@ cdef class ParkedThread:
         try:
             _thread.start_new_thread(self._park, ())
         except RuntimeError as error:
-            raise limits.explain_thread(error, PARKED.decode()) from error
+            raise limits.explain_thread(error, THREAD_NAME.decode()) from error
         except MemoryError:   # the thread may have started nevertheless: `leave` ends it, without a wait
             self.pid, self.has_ended = getpid(), True
             raise
         self.pid = getpid()
         while not sr_liveness_is_held(&lane.liveness):
             if self.has_ended:
-                raise MemoryError(f"no memory for the first steps of the thread {PARKED.decode()}")
+                raise MemoryError(f"no memory for the first steps of the thread {THREAD_NAME.decode()}")
             if sr_now_ns() > until_ns:
-                raise Error(f"the thread {PARKED.decode()} has not begun within {LONGEST_START_NS // 1000**3} s")
+                raise Error(f"the thread {THREAD_NAME.decode()} has not begun within {LONGEST_START_NS // 1000**3} s")
             time.sleep(0.0001)
         return 0
 
     def _park(self):
         try:
             self.ident = PyThread_get_thread_ident()
-            prctl(PR_SET_NAME, PARKED)
+            prctl(PR_SET_NAME, THREAD_NAME)
             self.hold_word()
         finally:
             self.has_ended = True

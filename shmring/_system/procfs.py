@@ -73,7 +73,7 @@ def state(pid: int, start: int) -> str:
 
 
 def how_it_ended(pid: int, start: int) -> str:
-    """Return why a rank's parked thread has ended: the process died, or became another program."""
+    """Return why a rank's liveness thread has ended: the process died, or became another program."""
     if pid == os.getpid():
         return "ended without closing the communicator (a thread of this process)"
     until = time.monotonic() + _PATIENCE_S

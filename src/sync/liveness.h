@@ -1,5 +1,5 @@
-/* Liveness: the word by which ranks see that another one has died. The parked thread of a rank holds the futex `holder`
-   as long as the rank lives. The kernel marks the futex when the thread ends, whatever ended it. */
+/* Liveness: the word by which ranks see that another one has died. The liveness thread of a rank holds the futex
+   `holder` as long as the rank lives. The kernel marks the futex when the thread ends, whatever ended it. */
 #ifndef SR_SYNC_LIVENESS_H
 #define SR_SYNC_LIVENESS_H
 
@@ -43,7 +43,7 @@ struct sr_hold {
     struct robust_list_head head;
 };
 
-/* Ask the scheduler for short time slices. The parked thread only has to end, and must not wait for a CPU behind
+/* Ask the scheduler for short time slices. The liveness thread only has to end, and must not wait for a CPU behind
    threads that compute. From Linux 6.12 on, a thread that asks for short slices runs first when it wakes; before,
    this changes nothing. */
 static inline void sr_liveness_be_prompt(void)
@@ -61,7 +61,7 @@ static inline void sr_liveness_be_prompt(void)
     }
 }
 
-/* Called by the parked thread: register `holder` with the kernel and take it (the kernel's robust futex interface:
+/* Called by the liveness thread: register `holder` with the kernel and take it (the kernel's robust futex interface:
    Documentation/locking/robust-futex-ABI). A list entry of our own, and not a robust pthread mutex, since this way the
    layout of the futex word is ours. If the kernel refuses the registration (a seccomp profile), the thread holds
    `holder` all the same, and the other ranks look for the thread by sr_liveness_check. */
@@ -77,7 +77,7 @@ static inline void sr_liveness_hold(struct sr_liveness *liveness, struct sr_hold
     atomic_store_explicit(&liveness->holder, (uint32_t)syscall(SYS_gettid) | FUTEX_WAITERS, memory_order_release);
 }
 
-/* Called by the parked thread before it ends in order: release `holder`, so that its end does not count as a death. */
+/* Called by the liveness thread before it ends in order: release `holder`, so that the end is not taken for a death. */
 static inline void sr_liveness_let_go(struct sr_liveness *liveness)
 {
     atomic_store_explicit(&liveness->holder, 0, memory_order_release);
@@ -92,7 +92,7 @@ static inline int sr_liveness_cpu(const struct sr_liveness *liveness)
     return atomic_load_explicit(&((struct sr_liveness *)liveness)->cpu, memory_order_relaxed);
 }
 
-/* Return whether the rank's `holder` is marked: its parked thread has ended without sr_liveness_let_go. */
+/* Return whether the rank's `holder` is marked: its liveness thread has ended without sr_liveness_let_go. */
 static inline bool sr_liveness_died(const struct sr_liveness *liveness)
 {
     return (atomic_load_explicit(&((struct sr_liveness *)liveness)->holder, memory_order_acquire) & FUTEX_OWNER_DIED) !=
@@ -104,7 +104,7 @@ static inline enum sr_state sr_liveness_state(const struct sr_liveness *liveness
     return (enum sr_state)atomic_load_explicit(&((struct sr_liveness *)liveness)->state, memory_order_acquire);
 }
 
-/* Return the thread id of the parked thread. System calls accept it for the owner's process. */
+/* Return the thread id of the liveness thread. System calls accept it for the owner's process. */
 static inline int sr_liveness_task(const struct sr_liveness *liveness)
 {
     return (int)(atomic_load_explicit(&((struct sr_liveness *)liveness)->holder, memory_order_relaxed) &
@@ -128,9 +128,9 @@ static inline bool sr_liveness_is_unwatched(const struct sr_liveness *liveness)
     return atomic_load_explicit(&((struct sr_liveness *)liveness)->unwatched, memory_order_relaxed) != 0;
 }
 
-/* Look for the parked thread of an unwatched rank. Return 0 if it exists, else errno. The thread is never the first one
-   of its process. Its process would be the wrong thing to look for: a dead process exists until its parent has waited
-   for it, and a process survives execve. */
+/* Look for the liveness thread of an unwatched rank. Return 0 if it exists, else errno. The thread is never the first
+   one of its process. Its process would be the wrong thing to look for: a dead process exists until its parent has
+   waited for it, and a process survives execve. */
 static inline int sr_liveness_find_thread(const struct sr_liveness *liveness)
 {
     return syscall(SYS_tgkill, liveness->pid, sr_liveness_task(liveness), 0) == 0 ? 0 : errno;
@@ -149,7 +149,7 @@ static inline void sr_liveness_check(struct sr_liveness *liveness)
         sr_liveness_wake_sleepers(liveness);
 }
 
-/* ---- processes without a parked thread --------------------------------------------------------------------------- */
+/* ---- processes without a liveness thread ------------------------------------------------------------------------- */
 
 /* Return a descriptor by which this process sees the end of another one, or -1. */
 static inline int sr_process_open(int pid)

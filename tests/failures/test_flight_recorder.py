@@ -348,7 +348,7 @@ def test_the_death_of_a_rank_that_was_asked_is_seen(tmp_path):
     with Ranks(2) as ranks:
         ranks.meet().begin(hold_the_gil, tmp_path / "nothing comes")
         place_once_it_waits(ranks, 0)
-        stacks_of(ranks)  # its parked thread waits for the GIL now
+        stacks_of(ranks)  # its liveness thread waits for the GIL now
         ranks.kill(1)
         error = ranks.answers()[0]
     assert isinstance(error, shmring.RankFailed)

@@ -1,4 +1,4 @@
-/* Liveness between processes. A parked thread holds `holder` for its rank. Other ranks see its death, whatever the
+/* Liveness between processes. A liveness thread holds `holder` for its rank. Other ranks see its death, whatever the
    cause, and nothing else counts as a death. A request for stacks is answered. */
 #include "sync/liveness.h"
 #include "sync/stack_request.h"
@@ -12,7 +12,7 @@
 
 #include "check.h"
 
-/* ---- the child: a rank whose thread is parked ----------------------------------------------------------------- */
+/* ---- the child: a rank with a liveness thread ----------------------------------------------------------------- */
 
 struct shared {
     struct sr_liveness liveness;
@@ -61,14 +61,14 @@ static void end_other_threads(void)
     }
 }
 
-static void execute(enum order order, pthread_t parked)
+static void execute(enum order order, pthread_t liveness)
 {
     if (order == END_OTHER_THREADS) {
         end_other_threads();
     } else if (order == LEAVE) {
         sr_liveness_set_state(&shared->liveness, SR_CLOSED);
         sr_stack_request_leave(&shared->stack_request, &leave);
-        CHECK(pthread_join(parked, NULL) == 0);
+        CHECK(pthread_join(liveness, NULL) == 0);
     } else if (order == EXIT_WITHOUT_LEAVING) {
         _exit(0);
     } else if (order == BE_KILLED_SOON) {
@@ -81,16 +81,16 @@ static void execute(enum order order, pthread_t parked)
 /* Never returns: the child lives until it gets the order to end or is killed, at the latest with its parent. */
 static void live(void)
 {
-    pthread_t parked;
+    pthread_t liveness;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    CHECK(pthread_create(&parked, NULL, park, NULL) == 0);
+    CHECK(pthread_create(&liveness, NULL, park, NULL) == 0);
     while (!sr_liveness_is_held(&shared->liveness))
         sleep_briefly();
     sr_liveness_set_state(&shared->liveness, SR_JOINED);
     for (uint64_t done = NOTHING;;) {
         uint64_t order = sr_flag_load(&shared->order);
         if (order != done)
-            execute((enum order)order, parked);
+            execute((enum order)order, liveness);
         sr_flag_set(&shared->executed, done = order);
         sleep_briefly();
     }
