@@ -344,7 +344,7 @@ struct sr_tuning {
     uint64_t exchange_nbytes;         /* chunk of a call without a reduced chunk that would be copied */
     uint64_t stream_reduced_nbytes;   /* results of reductions out of place from here on bypass the cache */
     uint64_t stream_in_place_nbytes;  /* in place, from here on */
-    uint64_t stream_out_nbytes;       /* private results of scans, and what is moved, from here on */
+    uint64_t stream_out_nbytes;       /* results of scans out of place, and what is moved, from here on */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
     uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd */

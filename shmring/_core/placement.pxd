@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .descriptor cimport descriptor
-from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split
+from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split, piece_for
 from .segment cimport SR_CACHE_LINE, sr_prefetch_for_write, sr_tuning
 from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items
 
@@ -170,11 +170,12 @@ cdef inline unsigned char *place_of_result(Group *g, Call *c, int owner, uint64_
 # ---- stores that bypass the caches -----------------------------------------------------------------------------------
 
 # True if the result is written by streaming stores, which bypass the cache. They save no load in new pages, which the
-# kernel has just cleared, nor in place, where the line has just been read.
+# kernel has just cleared, nor in place, where the line has just been read. A reduce_scatter is in place if out is this
+# rank's piece of x.
 cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
     if c.out_is_new:
         return False
-    if is_folded(c) and c.x == c.out:
+    if is_folded(c) and piece_for(c, g.rank) == c.out:
         return c.out_nbytes >= g.tuning.stream_in_place_nbytes
     if is_folded(c) and not is_scan(c):
         return c.out_nbytes >= g.tuning.stream_reduced_nbytes

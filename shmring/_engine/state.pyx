@@ -12,7 +12,7 @@ from posix.unistd cimport getpid
 
 from .._core.group cimport (
     CHOICE_CLASSES, CHOICE_KINDS, INVALID, PROGRESSED, REDUCE_SCATTER, REMOTE_MISMATCH, Call, Group, check_liveness,
-    first_position, peer_status, set_far,
+    first_position, is_before, peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
 from .._core.path_choice cimport LEAST_SHARED_NBYTES
@@ -142,10 +142,26 @@ cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
     return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= ring_nbytes
 
 
+# True if the last call begun is over several hosts and was not refused.
+cdef inline bint is_across(const Group *g) noexcept nogil:
+    return g.inter != NULL and inter_of(g).fingerprint != 0
+
+
+# Return this rank's record of call `seq`; over several hosts that of the last call begun, which may have no local step
+# yet. NULL if it is overwritten.
+cdef const sr_record *own_record(Group *g, uint64_t seq) noexcept nogil:
+    cdef const sr_record *record
+    if is_across(g) and is_before(seq, inter_of(g).first_local):
+        seq = inter_of(g).first_local
+    record = &g.me.record[seq & (SR_RECORDS - 1)]
+    if record.seq != seq or (is_across(g) and record.number != number_in(g, seq)):
+        return NULL
+    return record
+
+
 # Fill a report except its reason. This runs no Python code.
 cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil:
-    cdef InterNode *inter = inter_of(g)
-    cdef const sr_record *record = &g.me.record[seq & (SR_RECORDS - 1)]
+    cdef const sr_record *record = own_record(g, seq)
     cdef const char *name = NULL
     memset(report, 0, sizeof(sr_report))
     if not in_call:
@@ -155,10 +171,10 @@ cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) 
     report.number = number_in(g, seq)
     if report.number <= 0:
         return
-    if inter != NULL and inter.fingerprint != 0:
-        name = name_in_fingerprint(inter.fingerprint)
-    elif record.seq == seq:
+    if record != NULL:
         name = name_in_record(record)
+    elif is_across(g):
+        name = name_in_fingerprint(inter_of(g).fingerprint)
     if name != NULL:
         strncpy(report.op, name, SR_OP_NBYTES - 1)
 
@@ -333,12 +349,13 @@ cdef class State:
         memcpy(report.reason, <const char *> text, len(text))
         return report
 
-    def own_call(self, seq):
+    def own_call(self, uint64_t seq):
         """As Flight.record_of, for this rank; also for a call over several hosts that has no local step yet."""
-        cdef InterNode *inter = inter_of(&self.g)
-        if inter == NULL or inter.fingerprint == 0:
-            return self.flight.record_of(self.g.rank, seq)
-        return described(inter.fingerprint, inter.count)
+        cdef const InterNode *inter = inter_of(&self.g)
+        cdef const sr_record *record = own_record(&self.g, seq)
+        if record != NULL:
+            return self.flight.record_of(self.g.rank, record.seq)
+        return described(inter.fingerprint, inter.count) if is_across(&self.g) else None
 
     def last_seq_of(self, int rank):
         """Return the highest sequence number that a rank has begun."""

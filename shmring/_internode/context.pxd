@@ -168,7 +168,7 @@ cdef inline int64_t call_number(const InterNode *inter, uint64_t seq) noexcept n
     return <int64_t> (seq - inter.first_user_seq) + 1
 
 
-# As call_number, of the last call if it is over several hosts, else of the one with this sequence number.
+# Return the number of the user's call with this sequence number. Over several hosts: of the last call begun.
 cdef inline int64_t number_in(const Group *g, uint64_t seq) noexcept nogil:
     if g.inter != NULL:
         return call_number(inter_of(g), inter_of(g).seq)

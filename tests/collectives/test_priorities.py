@@ -294,7 +294,7 @@ def miss_across(comm, missed_path):
 def test_a_late_rank_of_another_host_is_named(world_over_hosts, tmp_path):
     outcomes = world_over_hosts([0, 1]).outcomes(miss_across, tmp_path / "missed")
     for error in assert_all(outcomes, shmring.Timeout):
-        assert error.rank == 1
+        assert (error.rank, error.op) == (1, "all_reduce")
 
 
 def die_behind(comm, path):
@@ -368,6 +368,26 @@ def test_crossed_priorities_are_a_mismatch(world_of):
 def test_other_priorities_over_hosts_are_a_mismatch(world_over_hosts):
     assert_all(world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, 2)]]), shmring.Mismatch)
     assert_all(world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, None)]]), shmring.Mismatch)
+
+
+def differ_on_host_0(comm, priorities, differed_path):
+    if comm.rank == 2:
+        until_there(differed_path)
+    try:
+        comm.all_reduce(np.ones(3), async_op=True, priority=priorities[comm.rank]).wait()
+    finally:
+        differed_path.touch()
+
+
+@pytest.mark.parametrize("priorities", [(1, 2, 1), (1, None, 1)])
+def test_a_mismatch_over_hosts_names_the_call_of_each_rank(world_over_hosts, tmp_path, priorities):
+    """Each rank names its own call as the other ranks of its host do: not just as an election."""
+    outcomes = world_over_hosts([0, 0, 1]).outcomes(differ_on_host_0, priorities, tmp_path / "differed")
+    for error in assert_all(outcomes, shmring.Mismatch):
+        assert error.op == "all_reduce"
+        assert "all_reduce(float64[3], sum, priority=1)" in error.calls[0]
+        own = "" if priorities[1] is None else f", priority={priorities[1]}"
+        assert f"all_reduce(float64[3], sum{own})" in error.calls[1]
 
 
 def refuse(comm):
