@@ -208,7 +208,9 @@ class Ranks:
     def _raise_first(self, outcomes):
         for rank, outcome in enumerate(outcomes):
             if isinstance(outcome, (BaseException, Died)):
-                failure = outcome if isinstance(outcome, BaseException) else AssertionError(repr(outcome))
+                failure = outcome
+                if not isinstance(outcome, Exception):  # a rank's KeyboardInterrupt would end the test run
+                    failure = AssertionError("\n".join([repr(outcome), *getattr(outcome, "__notes__", [])]))
                 failure.add_note(
                     f"in rank {rank} of {self.size} with {self._environ}; all: {outcomes!r:.1500}"
                 )
