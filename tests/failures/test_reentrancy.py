@@ -2,7 +2,6 @@
 interpreter, other interpreters. Each is served in turn or refused, and harms nothing."""
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from ranks import until_there
+from snapshots import signal_in_a_call
 
 import shmring
 from shmring._arrays import allocator
@@ -182,7 +182,7 @@ def handle_while_waiting(comm, handled_path, name):
     if comm.rank == 1:
         until_there(handled_path)
     else:
-        threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        signal_in_a_call(comm, signal.SIGUSR1)
     x = np.full(9000, 1.0)
     if name == "all_reduce":
         comm.all_reduce(x)
@@ -224,7 +224,7 @@ def handle_while_arrays_are_made(comm, handled_path):
     if comm.rank == 0:
         allocator.Arrays._create = create_late
     else:
-        threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        signal_in_a_call(comm, signal.SIGUSR1)
     array = comm.full(100, 1.0)
     allocator.Arrays._create = create
     comm.all_reduce(array)
