@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, interrupted
 
 import shmring
 from shmring._arrays import locks
@@ -329,9 +329,8 @@ def wait_in_vain(comm):
         a.fence()
         with pytest.raises(shmring.Timeout, match="rank 1 still held block 0"):
             a.accumulate(..., 1, timeout=0.2)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            a.put([BLOCK, 0], 7)
+            interrupted(lambda: a.put([BLOCK, 0], 7), 0.2)
         assert a.get(BLOCK) == 7
     a.fence()
     return a.tolist() == [0] * BLOCK + [7] + [0] * (BLOCK - 1)
