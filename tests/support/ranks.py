@@ -7,6 +7,7 @@ every rank and returns the results by rank.
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import itertools
 import multiprocessing
 import os
@@ -266,6 +267,7 @@ def _serve(rank, pipe, in_thread, host):
 def _meet(comm, rank, world, timeout_s, environ):
     if comm is not None:
         comm.close()
+    gc.collect()  # frees what tracebacks of the test before keep, such as a duplicate of its communicator
     for name in [name for name in os.environ if name.startswith("SHMRING_")]:
         del os.environ[name]
     os.environ.update(environ)
