@@ -461,13 +461,16 @@ def test_an_error_that_all_ranks_raise_leaves_the_communicator(world_of):
 
 
 def interrupt_messages_of_a_method(comm, interrupted_path):
-    both = stepwise.Stepwise(comm)
+    both, other = stepwise.Stepwise(comm), comm.broadcast_object(os.getpid(), 1)
     x = np.ones(100_000, np.float32)
     if comm.rank == 1:
         with pytest.raises(KeyboardInterrupt):
-            interrupted(lambda: both.all_reduce(x, algorithm="ring"), 0.2)
+            both.all_reduce(x, algorithm="ring")
         interrupted_path.touch()
     else:
+        while both._comm.iprobe(1) is None:
+            time.sleep(0.001)
+        os.kill(other, signal.SIGINT)
         until_there(interrupted_path)
     both.all_reduce(x, algorithm="ring")
 

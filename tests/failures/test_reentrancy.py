@@ -2,6 +2,7 @@
 interpreter, other interpreters. Each is served in turn or refused, and harms nothing."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -215,16 +216,16 @@ def handle_while_arrays_are_made(comm, handled_path):
         handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
+    other = comm.broadcast_object(os.getpid(), 1)
     create = allocator.Arrays._create
 
     def create_late(self, nbytes):
+        os.kill(other, signal.SIGUSR1)  # rank 1 has begun the call, and waits for this step
         until_there(handled_path)
         return create(self, nbytes)
 
     if comm.rank == 0:
         allocator.Arrays._create = create_late
-    else:
-        signal_in_a_call(comm, signal.SIGUSR1)
     array = comm.full(100, 1.0)
     allocator.Arrays._create = create
     comm.all_reduce(array)
