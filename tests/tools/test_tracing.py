@@ -17,6 +17,7 @@ from snapshots import own_flight
 
 import shmring
 from shmring._comm import trace_file
+from shmring.tools import _attach
 
 LARGE, TINY = 1 << 18, 4
 EVENT = {
@@ -191,7 +192,8 @@ def pass_on(comm, path):
         if comm.rank == 0:
             comm.send(x, 1, 7)
             # So that the transfer is waited for: a message that has already come makes no slice.
-            time.sleep(0.5)
+            while not _attach.rank_state(own_flight(), 1)["where"].startswith("in recv, waiting"):
+                time.sleep(0.005)
             comm.sendrecv(x, 1, np.empty_like(x))
         else:
             time.sleep(0.05)
