@@ -421,6 +421,7 @@ def test_children_of_multiprocessing_that_do_not_close_are_there(tmp_path):
     assert set(tracks(read(path))) == {"rank 0 of 2", "rank 1 of 2"}
 
 
+@pytest.mark.limit(180)  # thousands of steps, each of which may wait for a CPU
 @pytest.mark.parametrize("after_ms", first(2, [2, 6, 0, 4, 8, 10]))
 def test_who_is_killed_while_it_writes_leaves_a_whole_file(tmp_path, after_ms):
     path = tmp_path / "t.json"
