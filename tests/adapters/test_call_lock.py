@@ -45,15 +45,19 @@ def test_one_thread_at_a_time():
 
 def test_threads_that_wait_have_it_before_the_one_that_releases():
     lock, order = CallLock(), []
-    lock.acquire()
-    thread = threading.Thread(target=lambda: (lock.acquire(), order.append("other"), lock.release()))
-    thread.start()
-    time.sleep(0.1)
-    lock.release()
-    with lock:
-        order.append("own")
-    thread.join()
-    assert order == ["other", "own"]
+    for _ in range(20):  # on a busy machine the other thread may begin to wait too late
+        order.clear()
+        lock.acquire()
+        thread = threading.Thread(target=lambda: (lock.acquire(), order.append("other"), lock.release()))
+        thread.start()
+        time.sleep(0.1)
+        lock.release()
+        with lock:
+            order.append("own")
+        thread.join()
+        if order == ["other", "own"]:
+            return
+    raise AssertionError(order)
 
 
 def test_a_wait_ends_after_its_timeout():
@@ -111,14 +115,17 @@ def test_a_signal_handler_that_raises_ends_a_wait():
     def interrupt(number, frame):
         raise InterruptedError("by the handler")
 
+    def acquire():
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        lock.acquire()
+
     before = signal.signal(signal.SIGALRM, interrupt)
     holder = threading.Thread(target=lock.acquire)
     holder.start()
     holder.join()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(InterruptedError, match="handler"):
-            lock.acquire()
+            acquire()
     finally:
         signal.signal(signal.SIGALRM, before)
     lock.release()
@@ -126,24 +133,32 @@ def test_a_signal_handler_that_raises_ends_a_wait():
 
 
 def test_a_signal_handler_does_not_queue_behind_its_own_thread():
-    lock, seen = CallLock(), []
+    lock, found = CallLock(), []
+    is_held, is_handled = threading.Event(), threading.Event()
 
     def handle(*_):
-        seen.append(lock.is_mine())
-        with pytest.raises(RuntimeError, match="signal handler"):
-            lock.acquire()
+        if lock.is_mine() and not is_handled.is_set():  # else this thread does not wait yet
+            with pytest.raises(RuntimeError, match="signal handler"):
+                lock.acquire()
+            is_handled.set()
+
+    def hold():
+        with lock:
+            is_held.set()
+            found.append(is_handled.wait(20))
 
     before = signal.signal(signal.SIGALRM, handle)
-    holder = threading.Thread(target=lambda: (lock.acquire(), time.sleep(0.3), lock.release()))
+    holder = threading.Thread(target=hold)
     holder.start()
-    time.sleep(0.05)
+    is_held.wait()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         with lock:
             holder.join()
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert seen == [True]
+    assert found == [True]
     assert not lock.is_mine()
 
 

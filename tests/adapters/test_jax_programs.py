@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 from engines import needs, output_of, start, write_script
+from ranks import interrupted
 
 import shmring
 from shmring.adapters import jax as adapter
@@ -515,13 +516,10 @@ def interrupt(comm, large):
         return
     assert threading.current_thread() is threading.main_thread()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        reduce(x)
+        interrupted(lambda: reduce(x), 0.8)
     assert time.monotonic() - begin < 3.5  # before the other rank would have come
-    timer.join()
     with pytest.raises(shmring.Aborted, match="KeyboardInterrupt in rank 0"):
         comm.barrier()
 

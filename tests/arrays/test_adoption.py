@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Ranks, until_there
+from ranks import Ranks, until_stopped, until_there
 
 import shmring
 from shmring._arrays import allocator
@@ -202,6 +202,7 @@ def stop_in_the_middle(comm):
         os.kill(os.getpid(), signal.SIGSTOP)
         array[:] = 99
         return None
+    until_stopped(PIDS[1])
     with pytest.raises(shmring.Timeout):
         comm.all_reduce(array, timeout=0.5)
     held = array.copy()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from combinations import each_pair
 from leftovers import until_none
-from ranks import Died, Ranks, turns, until_there
+from ranks import Died, Ranks, interrupted, turns, until_there
 
 import shmring
 from tests.collectives.test_errors import assert_all
@@ -334,9 +334,8 @@ def interrupt_a_wait(comm, interrupted_path):
         until_there(interrupted_path)
     work = comm.all_reduce(x, async_op=True)
     if comm.rank == 1:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            work.wait()
+            interrupted(work.wait, 0.3)
         interrupted_path.touch()
     work.wait()
     return float(x[0])

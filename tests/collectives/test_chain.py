@@ -97,10 +97,10 @@ def test_what_comes_of_it(crowd, chunk, environ):
     assert set(ranks(path_of, "scan", "f8", LARGE)) == {"chain"}
 
 
-def repeat(comm, kind, root, path_when_running):
+def repeat(comm, kind, root, path_when_running, timeout_s):
     x = np.ones(LARGE)
     for _ in turns(comm, path_when_running):
-        getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=2)
+        getattr(comm, kind)(x, "max", **({"root": root} if kind == "reduce" else {}), timeout=timeout_s)
 
 
 @each_value(
@@ -113,7 +113,8 @@ def repeat(comm, kind, root, path_when_running):
 def test_all_name_the_rank_that_keeps_them(tmp_path, kind, how, victim):
     with Ranks(SIZE) as ranks:
         ranks.meet()(share_cpus, 1)
-        ranks.meet().begin(repeat, kind, 1, str(tmp_path / "runs"))
+        timeout_s = 2 if how == signal.SIGSTOP else None
+        ranks.meet().begin(repeat, kind, 1, str(tmp_path / "runs"), timeout_s)
         when_there(tmp_path / "runs")
         ranks.kill(victim, how)
         others = ranks.answers(among=[rank for rank in range(SIZE) if rank != victim])

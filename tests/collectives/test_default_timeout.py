@@ -20,7 +20,7 @@ CALLS = {
 def wait_in_vain(comm, kind):
     """Return the seconds after which rank 0 gives up, or None."""
     assert comm.timeout_s > 10  # that of the world
-    comm.timeout_s = 5.0
+    comm.timeout_s = 12.0
     comm.barrier()
     if comm.rank != 0:
         time.sleep(1.5)
@@ -35,7 +35,7 @@ def wait_in_vain(comm, kind):
 @pytest.mark.parametrize("kind", CALLS)
 def test_calls_end_after_the_default_timeout(world_of, kind):
     first_s, _ = world_of(2)(wait_in_vain, kind)
-    assert 0.15 < first_s < 1.4
+    assert 0.15 < first_s < 10  # far below the former ones
 
 
 def inherit(comm):

@@ -74,6 +74,7 @@ def repeat(comm, kind, count, root, memory, dawdles):
     return wrong
 
 
+@pytest.mark.limit(180)  # thousands of steps, each of which may wait for a CPU
 @each_pair(
     {
         "memory": ["private", "shared", "mixed"],

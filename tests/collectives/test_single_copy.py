@@ -404,7 +404,8 @@ def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(world_of):
         assert "SHMRING_SINGLE_COPY=off" in text
 
 
-def call_for_ever(comm, kind, path_when_running):
+def call_for_ever(comm, kind, path_when_running, timeout_s=None):
+    comm.timeout_s = timeout_s or comm.timeout_s
     for _ in turns(comm, path_when_running):
         call(comm, kind)
 
@@ -432,8 +433,8 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
 @pytest.mark.parametrize("kind", first(2, reversed(KINDS)))
 def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_path, kind):
     with Ranks(3) as ranks:
-        ranks.meet(timeout_s=1.5, **FROM_64_BYTES)
-        ranks.begin(call_for_ever, kind, str(tmp_path / "runs"))
+        ranks.meet(**FROM_64_BYTES)
+        ranks.begin(call_for_ever, kind, str(tmp_path / "runs"), 1.5)
         when_there(tmp_path / "runs")
         ranks.kill(1, signal.SIGSTOP)
         others = ranks.answers(among=(0, 2))

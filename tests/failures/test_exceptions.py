@@ -7,15 +7,14 @@ import mmap
 import os
 import signal
 import socket
-import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
 from combinations import each_value
-from ranks import until_stopped
-from snapshots import until_given_up
+from ranks import interrupt_once_there, interrupted, until_stopped, until_there
+from snapshots import signal_in_a_call, until_given_up
 
 import shmring
 from shmring._arrays import allocator, shapes
@@ -40,8 +39,7 @@ def wait_for_signals(comm, patient, *signals):
         return comm.all_reduce(x)
     signal.signal(signal.SIGTERM, leave)
     behind = comm.all_reduce(np.zeros(LONG), async_op=True) if patient == "behind" else None
-    send = threading.Timer(0.2, lambda: [os.kill(os.getpid(), sig) for sig in signals])
-    send.start()
+    send = signal_in_a_call(comm, *signals)
     with pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
         comm.all_reduce(x)
     send.join()
@@ -343,11 +341,9 @@ def interrupt_a_receive(comm):
     if comm.rank == 0:
         x = np.zeros(LONG)
         until_stopped(sender)
-        press = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        press.start()
+        interrupt_once_there(x)
         with pytest.raises(KeyboardInterrupt):
             comm.recv(x, 1)
-        press.join()
         os.kill(sender, signal.SIGCONT)
         comm.recv(x, 1)
     else:
@@ -366,15 +362,13 @@ def test_ctrl_c_in_the_middle_of_a_receive_ends_the_communicator(world_of):
 
 def send_and_wait(comm):
     """Interrupt the receiving half after rank 1 has rank 0's data: the sending half cannot be undone."""
-    x = np.zeros(4)
+    x, first = np.zeros(4), comm.broadcast_object(os.getpid())
     if comm.rank == 0:
-        ready = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        ready.start()
         with pytest.raises(KeyboardInterrupt):
             comm.sendrecv(np.ones(4), 1, x, 1)
-        ready.join()
     else:
         comm.recv(x, 0)
+        os.kill(first, signal.SIGINT)
         until_given_up()
     comm.barrier()
 
@@ -466,22 +460,24 @@ def test_an_error_that_all_ranks_raise_leaves_the_communicator(world_of):
     assert world_of(2)(agree_on_an_error) == [[0, 1], [0, 1]]
 
 
-def interrupt_messages_of_a_method(comm):
-    both = stepwise.Stepwise(comm)
+def interrupt_messages_of_a_method(comm, interrupted_path):
+    both, other = stepwise.Stepwise(comm), comm.broadcast_object(os.getpid(), 1)
     x = np.ones(100_000, np.float32)
     if comm.rank == 1:
-        press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        press.start()
         with pytest.raises(KeyboardInterrupt):
             both.all_reduce(x, algorithm="ring")
-        press.join()
+        interrupted_path.touch()
     else:
-        time.sleep(0.5)  # rank 1 waits
+        while both._comm.iprobe(1) is None:
+            time.sleep(0.001)
+        os.kill(other, signal.SIGINT)
+        until_there(interrupted_path)
     both.all_reduce(x, algorithm="ring")
 
 
-def test_ctrl_c_among_the_messages_of_a_method_ends_its_communicator(world_of):
-    assert_all(world_of(2).outcomes(interrupt_messages_of_a_method), shmring.Aborted)
+def test_ctrl_c_among_the_messages_of_a_method_ends_its_communicator(world_of, tmp_path):
+    outcomes = world_of(2).outcomes(interrupt_messages_of_a_method, tmp_path / "interrupted")
+    assert_all(outcomes, shmring.Aborted)
 
 
 # ---- buckets ----------------------------------------------------------------------------------------------
@@ -493,11 +489,8 @@ def interrupt_a_wait_for_buckets(comm):
     for array in arrays_to_add[: 4 if comm.rank == 0 else 0]:
         buckets.add(array)
     if comm.rank == 0:
-        press = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        press.start()
         with pytest.raises(KeyboardInterrupt):
-            buckets.wait()
-        press.join()
+            interrupted(buckets.wait, 0.2)
         comm.send(b"interrupted", 1)
     else:
         comm.recv(bytearray(11))

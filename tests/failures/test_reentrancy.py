@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from ranks import until_there
+from snapshots import signal_in_a_call
 
 import shmring
 from shmring._arrays import allocator
@@ -182,7 +183,7 @@ def handle_while_waiting(comm, handled_path, name):
     if comm.rank == 1:
         until_there(handled_path)
     else:
-        threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        signal_in_a_call(comm, signal.SIGUSR1)
     x = np.full(9000, 1.0)
     if name == "all_reduce":
         comm.all_reduce(x)
@@ -215,16 +216,16 @@ def handle_while_arrays_are_made(comm, handled_path):
         handled_path.touch()
 
     signal.signal(signal.SIGUSR1, handler)
+    other = comm.broadcast_object(os.getpid(), 1)
     create = allocator.Arrays._create
 
     def create_late(self, nbytes):
+        os.kill(other, signal.SIGUSR1)  # rank 1 has begun the call, and waits for this step
         until_there(handled_path)
         return create(self, nbytes)
 
     if comm.rank == 0:
         allocator.Arrays._create = create_late
-    else:
-        threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGUSR1)).start()
     array = comm.full(100, 1.0)
     allocator.Arrays._create = create
     comm.all_reduce(array)

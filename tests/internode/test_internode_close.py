@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from combinations import each_value
-from ranks import Died, Ranks
+from ranks import Died, Ranks, interrupt_once_there, until_there
 
 import shmring
 
@@ -198,18 +198,22 @@ def connections():
     return count
 
 
-def wait_in_close(comm, meanwhile):
+def wait_in_close(comm, meanwhile, over):
     """Return the result of meanwhile(), which runs while rank 0 waits in close and rank 1 does not poll."""
     if comm.rank == 1:
-        time.sleep(LATE_S)
+        until_there(over)
         comm.close()
         return None
     before, found = connections(), []
     comm.send(bytes_of(MUCH_NBYTES), 1)
-    thread = threading.Timer(0.3, lambda: found.append(meanwhile()))
-    thread.start()
-    with pytest.raises(KeyboardInterrupt) if meanwhile is interrupt else contextlib.nullcontext():
+    thread = threading.Timer(0.3, lambda: [found.append(meanwhile()), over.touch()])
+
+    def close():
+        thread.start()
         comm.close()
+
+    with pytest.raises(KeyboardInterrupt) if meanwhile is interrupt else contextlib.nullcontext():
+        close()
     comm.close()
     thread.join()
     assert connections() == before - 2  # of data and of control
@@ -226,12 +230,15 @@ def count_in_a_child():
     os._exit(connections())
 
 
-def test_ctrl_c_ends_the_wait_of_a_rank_that_closes(world_over_hosts):
-    world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, interrupt)
+def test_ctrl_c_ends_the_wait_of_a_rank_that_closes(world_over_hosts, tmp_path):
+    world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, interrupt, tmp_path / "over")
 
 
-def test_a_child_that_is_forked_from_a_rank_that_closes_has_none_of_its_connections(world_over_hosts):
-    before, in_child = world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)(wait_in_close, count_in_a_child)[0]
+def test_a_child_that_is_forked_from_a_rank_that_closes_has_none_of_its_connections(
+    world_over_hosts, tmp_path
+):
+    ranks = world_over_hosts(APART, SHMRING_MESSAGE_RING=RING)
+    before, in_child = ranks(wait_in_close, count_in_a_child, tmp_path / "over")[0]
     assert in_child == before - 2
 
 
@@ -258,15 +265,6 @@ def close_in_the_middle(comm, how):
     del x
     comm.close()
     return True
-
-
-def interrupt_once_there(x):
-    def watch():
-        while not x[0]:
-            time.sleep(0.0001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=watch).start()
 
 
 @pytest.mark.parametrize("how", ["irecv", "recv"])

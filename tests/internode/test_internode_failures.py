@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from combinations import each_pair, each_value, first
 from ranks import Died, Ranks, turns, until_there, when_there
+from snapshots import place_once_it_waits
 
 import shmring
 from shmring._lifecycle import startup
@@ -289,6 +290,7 @@ def test_groups_without_the_dead_go_on():
 
 
 def miss(comm, absent, call, folder):
+    comm.timeout_s = 1.5  # of calls: the ranks may take longer to meet
     if comm.rank == absent:
         for rank in set(range(comm.size)) - {absent}:
             until_there(folder / f"{rank} is told")
@@ -318,7 +320,7 @@ ABSENT = [  # a plain run takes the first six
 
 @pytest.mark.parametrize(("layout", "absent", "call"), first(6, ABSENT))
 def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_over_hosts, tmp_path, layout, absent, call):
-    outcomes = world_over_hosts(LAYOUTS[layout], timeout_s=1.5).outcomes(miss, absent, call, tmp_path)
+    outcomes = world_over_hosts(LAYOUTS[layout]).outcomes(miss, absent, call, tmp_path)
     assert_named(outcomes, shmring.Timeout, absent)
     for error in outcomes:
         assert isinstance(error, TimeoutError)
@@ -328,6 +330,7 @@ def test_a_rank_that_does_not_come_is_a_timeout_naming_it(world_over_hosts, tmp_
 
 def wait_one_call_apart(comm, slow, absent):
     """One rank waits for the absent one; another, already in the next call and later, for both."""
+    comm.timeout_s = 2.0
     if comm.rank == absent:
         time.sleep(4)
     elif comm.rank == slow:
@@ -339,7 +342,7 @@ def wait_one_call_apart(comm, slow, absent):
 @pytest.mark.parametrize(("slow", "absent"), first(2, [(0, 1), (2, 0), (1, 2), (1, 0), (2, 1), (0, 2)]))
 def test_a_rank_that_waits_a_call_before_is_not_to_blame(slow, absent):
     with Ranks(3, nodes=[0, 1, 2]) as ranks:
-        outcomes = ranks.meet(timeout_s=2).outcomes(wait_one_call_apart, slow, absent)
+        outcomes = ranks.meet().outcomes(wait_one_call_apart, slow, absent)
     assert_named(outcomes, shmring.Timeout, absent)
 
 
@@ -406,22 +409,18 @@ def test_a_rank_that_gives_up_ends_everybodys_call_with_its_reason(world_over_ho
         assert error.reason in str(error)
 
 
-def wait_for_interrupt(comm, count, path_when_running, priority):
+def wait_for_interrupt(comm, count, priority):
     if comm.rank == comm.size - 1:
         time.sleep(30)
-    if comm.rank == 0:
-        with open(path_when_running, "w"):
-            pass
     comm.all_reduce(ones(count), priority=priority)
 
 
 @each_pair({"layout": ["1+1", "2+2", "2+1+3"], "count": [3, 60_000], "priority": [None, 1]})
-def test_ctrl_c_ends_a_wait_for_another_host(tmp_path, layout, count, priority):
+def test_ctrl_c_ends_a_wait_for_another_host(layout, count, priority):
     with across(layout) as ranks:
         ranks.meet(timeout_s=40)
-        ranks.begin(wait_for_interrupt, count, str(tmp_path / "waits"), priority)
-        when_there(tmp_path / "waits")
-        time.sleep(0.2)
+        ranks.begin(wait_for_interrupt, count, priority)
+        place_once_it_waits(ranks, 0)
         begin = time.monotonic()
         ranks.kill(0, signal.SIGINT)
         own, *others = ranks.answers(among=range(len(LAYOUTS[layout]) - 1))

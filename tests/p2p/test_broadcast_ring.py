@@ -15,7 +15,8 @@ import time
 import numpy as np
 import pytest
 from combinations import first
-from ring_items import ARRAYS, BYTES, outcome, raise_interrupt, random_items, same
+from ranks import interrupted
+from ring_items import ARRAYS, BYTES, outcome, random_items, same
 
 import shmring
 
@@ -604,11 +605,8 @@ def test_as_many_readers_as_there_may_be():
 @pytest.mark.parametrize("side", ["put", "get"])
 def test_ctrl_c(side):
     with shmring.Broadcast(TINY, readers=1) as ring:
-        child = FORK.Process(target=raise_interrupt, args=(os.getpid(), 0.2))
-        child.start()
         with pytest.raises(KeyboardInterrupt):
-            ring.get() if side == "get" else ring.put(bytes(1000))
-        child.join()
+            interrupted(lambda: ring.get() if side == "get" else ring.put(bytes(1000)), 0.2)
         with pytest.raises(queue.Empty):
             ring.get_nowait()
         ring.put(b"next", timeout=ENOUGH_S)
@@ -762,14 +760,11 @@ def test_ctrl_c_ends_a_long_sleep(kind):
         writer = FORK.Process(target=put_twice, args=(ring, is_over))
         writer.start()
         assert ring.get(ENOUGH_S) == b"first"
-        child = FORK.Process(target=raise_interrupt, args=(os.getpid(), LONG_S / 2))
-        child.start()
         with pytest.raises(KeyboardInterrupt):
-            ring.get(ENOUGH_S)
+            interrupted(lambda: ring.get(ENOUGH_S), LONG_S / 2)
         is_over.set()
         assert ring.get(ENOUGH_S) == b"second"
         writer.join()
-        child.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)

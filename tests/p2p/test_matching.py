@@ -3,17 +3,16 @@
 import gc
 import os
 import random
-import signal
-import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks
+from ranks import Died, Ranks, interrupted
 
 import shmring
 from shmring import ANY_SOURCE
+from tests.p2p.test_message_failures import interrupt_a_sender
 from tests.p2p.test_point_to_point import TINY
 
 SOON_S = 10
@@ -207,10 +206,12 @@ def test_a_receiver_may_close_after_the_match(world_of):
 
 
 def interrupt_a_matched_send(comm):
+    sender = comm.broadcast_object(os.getpid())
     if comm.rank == 0:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             comm.send(b"", 1, matched=True)
+    else:
+        interrupt_a_sender(comm, sender)
     comm.barrier()
 
 
@@ -392,9 +393,8 @@ def interrupt_the_receive_of_a_taken_message(comm):
         send.wait(SOON_S)
         return None
     taken = comm.mprobe(1)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        comm.recv(x, 1, 5)
+        interrupted(lambda: comm.recv(x, 1, 5), 0.2)
     tell(comm, 1)
     assert comm.iprobe() is None
     return taken.recv(x).count == 100_000 and bool((x == 1).all())

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, turns, until_there, when_there
+from ranks import Died, Ranks, interrupted, turns, until_there, when_there
 
 import shmring
 from shmring import ANY_SOURCE
@@ -311,14 +311,20 @@ def test_abort_ends_every_wait(world_of):
         assert error.reason == "enough"
 
 
+def interrupt_a_sender(comm, pid):
+    """Send Ctrl-C to rank 0, a process, once its message has begun to come."""
+    while comm.iprobe(0) is None:
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGINT)
+
+
 def interrupt(comm, call):
-    x = np.zeros(100_000)
+    x, sender = np.zeros(100_000), comm.broadcast_object(os.getpid())
     if comm.rank == 0:
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            comm.recv(x, 1) if call == "recv" else comm.send(x, 1)
-        timer.join()
+            interrupted(lambda: comm.recv(x, 1), 0.2) if call == "recv" else comm.send(x, 1)
+    elif call == "send":
+        interrupt_a_sender(comm, sender)
     comm.barrier()
     exchange_arrays(comm)
 
@@ -337,11 +343,8 @@ def interrupt_a_wait(comm):
     x = np.zeros(100_000)
     if comm.rank == 0:
         receive = comm.irecv(x, 1)
-        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            receive.wait()
-        timer.join()
+            interrupted(receive.wait, 0.2)
         comm.send(b"now", 1)
         return receive.wait().count
     comm.recv(bytearray(3))

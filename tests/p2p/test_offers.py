@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, turns, until_there, when_there
+from ranks import Died, Ranks, interrupted, turns, until_there, when_there
 
 import shmring
 from shmring import ANY_SOURCE, ANY_TAG
@@ -492,13 +492,14 @@ def send_interrupted(comm, after_s, memory):
     comm.barrier()
     if comm.rank == 0:
         timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         try:
+            timer.start()
             comm.send(x, 1)
             timer.join()
             time.sleep(0.2)
         except KeyboardInterrupt:
             x[:] = 2
+            comm.abort("interrupted")  # if that was before the send, the other rank would wait
             return "interrupted"
         return "sent"
     time.sleep(0.02)
@@ -525,9 +526,8 @@ def receive_interrupted(comm):
     x = np.ones(20_000_000)  # longer than what is copied before the first look at signals
     comm.barrier()
     if comm.rank == 1:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            without_end(comm.recv, x, 0)
+            interrupted(lambda: without_end(comm.recv, x, 0), 0.1)
         comm.abort("between two messages")
     without_end(comm.send, x, 1)
 

@@ -11,7 +11,8 @@ import time
 
 import numpy as np
 import pytest
-from ring_items import ALIGNED, ARRAYS, BYTES, raise_interrupt, random_items, same
+from ranks import interrupted as interrupted_after
+from ring_items import ALIGNED, ARRAYS, BYTES, random_items, same
 
 import shmring
 from shmring._system import procfs
@@ -470,11 +471,8 @@ def test_a_child_that_ends_without_having_come(method):
 @pytest.mark.parametrize("side", ["put", "get"])
 def test_ctrl_c(side):
     with shmring.Ring(TINY) as ring:
-        child = FORK.Process(target=raise_interrupt, args=(os.getpid(), 0.2))
-        child.start()
         with pytest.raises(KeyboardInterrupt):
-            ring.get() if side == "get" else ring.put(bytes(1000))
-        child.join()
+            interrupted_after(lambda: ring.get() if side == "get" else ring.put(bytes(1000)), 0.2)
         if side == "put":
             assert take_all(ring) == []
         ring.put(b"next", timeout=ENOUGH_S)

@@ -7,6 +7,7 @@ every rank and returns the results by rank.
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import itertools
 import multiprocessing
 import os
@@ -64,6 +65,17 @@ def interrupted(call, after_s):
     """Call it, with Ctrl-C after some time."""
     threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
     return call()
+
+
+def interrupt_once_there(x):
+    """Send this process Ctrl-C once the first element of an array of zeros has come."""
+
+    def watch():
+        while not x[0]:
+            time.sleep(0.0001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch).start()
 
 
 def free_port():
@@ -208,7 +220,9 @@ class Ranks:
     def _raise_first(self, outcomes):
         for rank, outcome in enumerate(outcomes):
             if isinstance(outcome, (BaseException, Died)):
-                failure = outcome if isinstance(outcome, BaseException) else AssertionError(repr(outcome))
+                failure = outcome
+                if not isinstance(outcome, Exception):  # a rank's KeyboardInterrupt would end the test run
+                    failure = AssertionError("\n".join([repr(outcome), *getattr(outcome, "__notes__", [])]))
                 failure.add_note(
                     f"in rank {rank} of {self.size} with {self._environ}; all: {outcomes!r:.1500}"
                 )
@@ -253,6 +267,7 @@ def _serve(rank, pipe, in_thread, host):
 def _meet(comm, rank, world, timeout_s, environ):
     if comm is not None:
         comm.close()
+    gc.collect()  # frees what tracebacks of the test before keep, such as a duplicate of its communicator
     for name in [name for name in os.environ if name.startswith("SHMRING_")]:
         del os.environ[name]
     os.environ.update(environ)

@@ -1,9 +1,5 @@
 """Items for rings: arrays of every kind, bytes, and random ones of both; and what calls of rings end with."""
 
-import os
-import signal
-import time
-
 import numpy as np
 
 import shmring
@@ -56,8 +52,3 @@ def outcome(call, *args, **options):
         return call(*args, **options)
     except (shmring.Error, TimeoutError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-def raise_interrupt(pid, after_s):
-    time.sleep(after_s)
-    os.kill(pid, signal.SIGINT)

@@ -2,6 +2,7 @@
 aborted."""
 
 import os
+import threading
 import time
 
 from shmring.tools import _attach
@@ -9,14 +10,30 @@ from shmring.tools import _attach
 
 def own_flight():
     """Return the flight recorder of this process's one communicator, as other processes see it."""
-    (segment,) = _attach.of_processes([os.getpid()])
-    return segment.flight
+    (flight,) = [one.flight for one in _attach.of_processes([os.getpid()]) if one.flight]  # not of arrays
+    return flight
 
 
 def until_given_up():
     """Waits until another rank has given up the one communicator of this process."""
     while own_flight().abort_report() is None:
         time.sleep(0.005)
+
+
+def signal_in_a_call(comm, *signals):
+    """Send this process signals once its one communicator has a call under way; return the thread that does
+    it."""
+
+    def send():
+        while own_flight().last_of(comm.local_rank)["outcome"] != "under way":
+            time.sleep(0.005)
+        time.sleep(0.2)  # for a call behind another one: the record shows only the first of them
+        for number in signals:
+            os.kill(os.getpid(), number)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    return sending
 
 
 def place_once_it_waits(ranks, rank):

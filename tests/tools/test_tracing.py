@@ -17,6 +17,7 @@ from snapshots import own_flight
 
 import shmring
 from shmring._comm import trace_file
+from shmring.tools import _attach
 
 LARGE, TINY = 1 << 18, 4
 EVENT = {
@@ -191,7 +192,8 @@ def pass_on(comm, path):
         if comm.rank == 0:
             comm.send(x, 1, 7)
             # So that the transfer is waited for: a message that has already come makes no slice.
-            time.sleep(0.5)
+            while not _attach.rank_state(own_flight(), 1)["where"].startswith("in recv, waiting"):
+                time.sleep(0.005)
             comm.sendrecv(x, 1, np.empty_like(x))
         else:
             time.sleep(0.05)
@@ -419,6 +421,7 @@ def test_children_of_multiprocessing_that_do_not_close_are_there(tmp_path):
     assert set(tracks(read(path))) == {"rank 0 of 2", "rank 1 of 2"}
 
 
+@pytest.mark.limit(180)  # thousands of steps, each of which may wait for a CPU
 @pytest.mark.parametrize("after_ms", first(2, [2, 6, 0, 4, 8, 10]))
 def test_who_is_killed_while_it_writes_leaves_a_whole_file(tmp_path, after_ms):
     path = tmp_path / "t.json"

@@ -459,10 +459,13 @@ def futures_from_outside(comm):
         future = work.get_future()
         same(future.wait()[0], torch.full((300_000,), float(comm.size)))
         if comm.rank == 0:
-            time.sleep(0.2)
+            for rank in range(1, comm.size):
+                comm.recv(bytearray(1), rank)
         y = torch.ones(1)
         future = group.allreduce([y], c10d.AllreduceOptions()).get_future()
         was_done = future.done()
+        if comm.rank != 0:
+            comm.send(b"x", 0)
         same(future.wait()[0], torch.tensor([float(comm.size)]))
         return was_done
 

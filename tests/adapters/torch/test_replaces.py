@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.distributed_c10d as c10d
 from engines import output_of, start, write_script
-from ranks import Died, Ranks, free_port
+from ranks import Died, Ranks, free_port, until_there
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 from torch_ranks import LIMIT_S, NEWS_S, as_array, as_if_installed, assert_same, die, group_of
@@ -517,24 +517,27 @@ def test_the_death_of_a_rank_is_an_error(three, tmp_path):
         assert at_s - float((tmp_path / "died").read_text()) < NEWS_S
 
 
-def change_the_timeout(rank):
-    """Return the seconds until a call ends to which the last rank comes late."""
+def change_the_timeout(rank, ended):
+    """Return the seconds until a call ends to which the last rank does not come."""
     group = dist.group.WORLD
     dist.barrier()
     if rank == 0:
         c10d._set_pg_timeout(datetime.timedelta(seconds=0.3), group)
         began_s = time.monotonic()
-        assert outcome_of(dist.all_reduce, torch.ones(2)) is not None
-        return time.monotonic() - began_s
-    time.sleep(1.5)
+        try:
+            assert outcome_of(dist.all_reduce, torch.ones(2)) is not None
+            return time.monotonic() - began_s
+        finally:
+            ended.touch()
+    until_there(ended)
     return 0.3
 
 
 @pytest.mark.parametrize("on", [True, False], ids=["in place", "gloo"])
-def test_the_timeout_of_a_group_can_be_changed(on):
+def test_the_timeout_of_a_group_can_be_changed(on, tmp_path):
     with Ranks(2) as ranks:
-        first_s, _ = ranks.meet()(run, on, "gloo", change_the_timeout, ())
-    assert 0.2 < first_s < 1.3
+        first_s, _ = ranks.meet()(run, on, "gloo", change_the_timeout, (tmp_path / "ended",))
+    assert 0.2 < first_s < LIMIT_S / 2
 
 
 def wait_in_vain(comm):

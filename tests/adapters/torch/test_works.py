@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.distributed_c10d as c10d
+from ranks import until_there
 from torch import nn
 from torch._C._distributed_c10d import _register_work
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -92,19 +93,22 @@ def test_an_unboxed_work_is_waited_for(world_of, issue, waits):
     assert all((x == (1 if issue is issue_message else 2)).all() for x in found)
 
 
-def unboxed_with_limit(rank):
-    late(rank)
+def unboxed_with_limit(rank, waited):
+    if rank == 1:
+        until_there(waited)
     x = torch.ones(BIG)
     boxed = box(issue, x)
     if rank == 0:
         with pytest.raises(TimeoutError):
             dist.Work.unbox(boxed).wait(datetime.timedelta(milliseconds=5))
+        waited.touch()
     dist.Work.unbox(boxed).wait(datetime.timedelta(seconds=20))
     return x
 
 
-def test_an_unboxed_work_is_waited_for_with_a_limit(world_of):
-    assert [x[-1] for x in of_backend(world_of(2), "shmring", unboxed_with_limit)] == [2, 2]
+def test_an_unboxed_work_is_waited_for_with_a_limit(world_of, tmp_path):
+    found = of_backend(world_of(2), "shmring", unboxed_with_limit, tmp_path / "waited")
+    assert [x[-1] for x in found] == [2, 2]
 
 
 def polled(rank, issue):

@@ -532,10 +532,14 @@ def test_a_signal_is_handled_while_ranks_are_awaited():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     former = signal.signal(signal.SIGUSR1, interrupt)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
+
+    def meet_in_vain(store):
+        timer.start()
+        meet(store, 0, 2, datetime.timedelta(hours=1))
+
     try:
         with pytest.raises(Interrupted):
-            meet(store, 0, 2, datetime.timedelta(hours=1))
+            meet_in_vain(store)
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, former)
