@@ -182,6 +182,33 @@ if __name__ == "__main__":
     assert run(tmp_path, code, nprocs=nprocs) == [f"{[5 * workers] * workers} ['-x']"]
 
 
+@pytest.mark.parametrize(
+    ("last", "status", "tracebacks"), [("sys.exit(3)", 3, 0), ("raise KeyError(4)", 1, 1)]
+)
+def test_a_program_that_fails_leaves_no_tracebacks_of_workers(tmp_path, last, status, tracebacks):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import sys
+from mpi4py import futures
+
+if __name__ == "__main__":
+    with futures.MPIPoolExecutor() as executor:
+        assert executor.submit(abs, -5).result() == 5
+    {last}
+"""
+    )
+    code = f"""
+        import runpy
+        sys.argv[1:] = [{str(program)!r}]
+        runpy.run_module("mpi4py.futures", run_name="__main__", alter_sys=True)
+    """
+    done = run_code(tmp_path, HEAD.replace("\n", "\n        ") + code, "--mpi4py", nprocs=3)
+    assert done.returncode == status, done.stderr
+    assert done.stderr.count("Traceback") == tracebacks, done.stderr
+    assert f"rank 0 of 3 failed first: exit status {status}" in done.stderr.splitlines()[-1]
+
+
 def test_a_pool_that_would_spawn_is_refused(tmp_path):
     code = """
         try:

@@ -7,7 +7,9 @@ import runpy
 import sys
 import types
 from collections.abc import Callable
+from typing import Any
 
+from ...errors import Aborted, RankFailed
 from ..run import search_first, set_abort_status
 from .pool import share
 from .workers import MPI, Manager, serve
@@ -18,7 +20,7 @@ def run(program: list[str], run_program: Callable[[], None]) -> None:
     world = MPI.COMM_WORLD
     if world.Get_rank() != 0:
         _import_main(program)
-        serve(world, 0)
+        _serve(world)
         return
     manager = Manager(world, 0) if world.Get_size() > 1 else None
     share(manager)
@@ -30,6 +32,20 @@ def run(program: list[str], run_program: Callable[[], None]) -> None:
             raise
     if manager is not None:
         manager.close()
+
+
+def _serve(world: Any) -> None:
+    """Carry out the tasks of rank 0. If rank 0 ends without an end of its tasks, end in one line."""
+    try:
+        serve(world, 0)
+    except MPI.Exception as error:
+        failed = error.__cause__
+        if not isinstance(failed, (RankFailed, Aborted)) or failed.rank != 0:
+            raise
+        # A traceback of this rank would hide that of the program. shmrun knows by this line that another
+        # rank failed first.
+        kind = type(error)
+        raise SystemExit(f"{kind.__module__}.{kind.__qualname__}: {error}") from None
 
 
 def _import_main(program: list[str]) -> None:
