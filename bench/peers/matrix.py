@@ -108,7 +108,7 @@ def play(options: argparse.Namespace) -> tuple[dict[str, list[Sample]], list[str
 def matrix(samples: Mapping[str, Iterable[Sample]]) -> dict[Key, Found]:
     """Return the cells for which there are samples of shmring and of an MPI.
 
-    Where ranks share CPUs, writing large inputs may take longer alone than together with the calls. The
+    Ranks that share CPUs may take longer to write large inputs without the calls than with them. The
     difference is then no time of a call, and there is no such cell.
     """
     us: dict[tuple[str, str, int, str, str], list[float]] = defaultdict(list)

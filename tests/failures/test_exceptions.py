@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 import pytest
 from combinations import each_value
-from ranks import interrupt_once_there, interrupted, until_stopped, until_there
+from ranks import interrupt_a_sender, interrupt_once_there, interrupted, until_stopped, until_there
 from snapshots import signal_in_a_call, until_given_up
 
 import shmring
@@ -468,9 +468,7 @@ def interrupt_messages_of_a_method(comm, interrupted_path):
             both.all_reduce(x, algorithm="ring")
         interrupted_path.touch()
     else:
-        while both._comm.iprobe(1) is None:
-            time.sleep(0.001)
-        os.kill(other, signal.SIGINT)
+        interrupt_a_sender(both._comm, 1, other)
         until_there(interrupted_path)
     both.all_reduce(x, algorithm="ring")
 

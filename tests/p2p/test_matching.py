@@ -8,11 +8,10 @@ import weakref
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, interrupted
+from ranks import Died, Ranks, interrupt_a_sender, interrupted
 
 import shmring
 from shmring import ANY_SOURCE
-from tests.p2p.test_message_failures import interrupt_a_sender
 from tests.p2p.test_point_to_point import TINY
 
 SOON_S = 10
@@ -211,7 +210,7 @@ def interrupt_a_matched_send(comm):
         with pytest.raises(KeyboardInterrupt):
             comm.send(b"", 1, matched=True)
     else:
-        interrupt_a_sender(comm, sender)
+        interrupt_a_sender(comm, 0, sender)
     comm.barrier()
 
 

@@ -2,13 +2,12 @@
 the middle of one."""
 
 import os
-import signal
 import threading
 import time
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, interrupted, turns, until_there, when_there
+from ranks import Died, Ranks, interrupt_a_sender, interrupted, turns, until_there, when_there
 
 import shmring
 from shmring import ANY_SOURCE
@@ -311,20 +310,13 @@ def test_abort_ends_every_wait(world_of):
         assert error.reason == "enough"
 
 
-def interrupt_a_sender(comm, pid):
-    """Send Ctrl-C to rank 0, a process, once its message has begun to come."""
-    while comm.iprobe(0) is None:
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGINT)
-
-
 def interrupt(comm, call):
     x, sender = np.zeros(100_000), comm.broadcast_object(os.getpid())
     if comm.rank == 0:
         with pytest.raises(KeyboardInterrupt):
             interrupted(lambda: comm.recv(x, 1), 0.2) if call == "recv" else comm.send(x, 1)
     elif call == "send":
-        interrupt_a_sender(comm, sender)
+        interrupt_a_sender(comm, 0, sender)
     comm.barrier()
     exchange_arrays(comm)
 

@@ -78,6 +78,13 @@ def interrupt_once_there(x):
     threading.Thread(target=watch).start()
 
 
+def interrupt_a_sender(comm, sender, pid):
+    """Send Ctrl-C to rank `sender`, a process, once its message has begun to come."""
+    while comm.iprobe(sender) is None:
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGINT)
+
+
 def free_port():
     """Return a port on which no process listens, below those that the kernel gives to outgoing
     connections."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +45,7 @@ def _serve(world: Any) -> None:
             raise
         # A traceback of this rank would hide that of the program. shmrun knows by this line that another
         # rank failed first.
-        kind = type(error)
-        raise SystemExit(f"{kind.__module__}.{kind.__qualname__}: {error}") from None
+        raise SystemExit("".join(traceback.format_exception_only(error)).strip()) from None
 
 
 def _import_main(program: list[str]) -> None:
