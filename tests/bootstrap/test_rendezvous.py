@@ -266,7 +266,7 @@ def test_no_rank_listens_after_the_start():
 
 
 def test_own_listeners_use_the_ports_that_are_allowed(monkeypatch):
-    port = free_port()
+    port = free_port(21)
     monkeypatch.setenv("SHMRING_PORTS", f"{port}-{port + 20}")
     meetings = meet_on("abc")
     (connection,) = [c for rank, c in meetings[2].mesh.data.items() if rank == 1]

@@ -185,7 +185,7 @@ def lead_side_by_side(comm):
 
 
 def test_groups_led_from_one_host_use_ports_that_are_allowed(world_over_hosts):
-    first = free_port()
+    first = free_port(21)
     ranks = world_over_hosts(LAYOUTS["2+2"], SHMRING_PORTS=f"{first}-{first + 20}")
     assert ranks(lead_side_by_side) == [2, 4, 2, 4]
 

@@ -85,14 +85,22 @@ def interrupt_a_sender(comm, sender, pid):
     os.kill(pid, signal.SIGINT)
 
 
-def free_port():
-    """Return a port on which no process listens, below those that the kernel gives to outgoing
-    connections."""
+def free_port(count=1):
+    """Return the first of `count` ports on which no process listens.
+
+    They are below those that the kernel gives to outgoing connections, and no two workers of pytest
+    get the same: of two that find a port free at the same moment, one would find it taken later.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = 10000 // workers
     while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        first = 20000 + worker * share + random.randrange(share - count + 1)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for port in range(first, first + count):
+                probe = probes.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port))
+            return first
 
 
 class Died:
