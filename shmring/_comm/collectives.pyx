@@ -596,7 +596,10 @@ cdef class Collectives:
 
     @timeout_s.setter
     def timeout_s(self, seconds):
-        self.engine.timeout_s = timeout_s_of(0, seconds)
+        try:
+            self.engine.timeout_s = timeout_s_of(0, seconds)
+        except (TypeError, ValueError) as error:   # it names the argument of calls, which is `timeout`
+            raise type(error)(f"timeout_s is {seconds!r}; it must be a number of seconds, more than 0") from None
         self.default_timeout_ns = ns_of(self.engine.timeout_s)
 
     # -- from arguments to a call --
