@@ -113,7 +113,8 @@ def describe_remote_mismatch(
     else:
         other = describe_call(theirs) + (f" as call #{number}" if number is not None else "")
     text = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
-    return text + (_LOOK_ALIKE if own == other else "")
+    are_elections = ours is not None and theirs is not None and ours["kind"] == theirs["kind"] == "election"
+    return text + (_LOOK_ALIKE if own == other or are_elections else "")
 
 
 def end(engine: Engine, *, beside: bool = False) -> Error:
