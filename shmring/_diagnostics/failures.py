@@ -235,12 +235,13 @@ def _callers(called: Mapping[int, str]) -> str:
     callers: dict[str, list[int]] = {}
     for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
-    text = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
-    return text + (_LOOK_ALIKE if len(callers.keys() - {describe.NOTHING}) == 1 else "")
-
-
-def _did(call: str) -> str:
-    return "had not come yet" if call == describe.NOTHING else f"called {call}"
+    late = callers.pop(describe.NOTHING, [])
+    parts = [f"{_named(ranks)} called {call}" for call, ranks in callers.items()]
+    if len(parts) == 1:
+        parts[0] += _LOOK_ALIKE
+    if late:
+        parts.append(f"{_named(late)} had not come yet")
+    return "; ".join(parts)
 
 
 def _named(ranks: list[int]) -> str:
