@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._system import procfs
+from .._system import ended_ranks, procfs
 from ..errors import WAIT_LONGER, Aborted, Error, Mismatch, RankFailed, Timeout
 from . import describe
 from .describe import describe_call
@@ -124,6 +124,7 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
     """
     error = _error_of(engine, engine.flight.abort_report())
     error.attach_snapshot(_snapshot(engine))
+    ended_ranks.note_error(error, engine.world_rank(engine.rank))
     engine.notify_others(error)
     if (warning := engine.end_sharing(beside=beside)) is not None:
         error.add_note(warning)
