@@ -1,7 +1,7 @@
 """The outcome of a rank on its way to the launcher: a result or a `Failure`, and which failure came first.
 
-`spawn` and the adapters of pools and schedulers are launchers. `shmrun` has only the stderr of its ranks:
-`_launch/traceback_tail.py` finds the tier of a failure there.
+`spawn` and the adapters of pools and schedulers are launchers. `shmrun` has the stderr of its ranks, in which
+`_launch/traceback_tail.py` finds the tier of a failure, and their notes of failures of other ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Tier(enum.IntEnum):
     """Kinds of failures. The lower, the more probable it is that the failure is the first cause."""
 
     OWN = 0  # a rank's own exception
-    CHAINED = 1  # an own exception, then an error that several ranks get: the first one may have been handled
+    CHAINED = 1  # an own exception and an error that several ranks get: the first one may have been handled
     COMMON = 2  # an error that several ranks get, such as Mismatch
     CONSEQUENCE = 3  # an error about another rank
 

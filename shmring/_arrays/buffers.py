@@ -30,6 +30,9 @@ class Buffer:
     owner: object
 
 
+_OBJECT_CALLS = "the object calls, as broadcast_object, take any object"
+
+
 def take(x: Any, what: str) -> Buffer:
     """Return the memory of an array that lacks the buffer protocol. TypeError or ValueError if invalid."""
     if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
@@ -42,7 +45,7 @@ def take(x: Any, what: str) -> Buffer:
     if not isinstance(x, (list, tuple)):
         raise TypeError(
             f"{what} is of type {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
-            "__array_interface__ or DLPack); the object calls, as broadcast_object, take any object"
+            f"__array_interface__ or DLPack); {_OBJECT_CALLS}"
         )
     raise TypeError(f"{what} is a {type(x).__name__}; pass an array, created first with a = np.asarray(...)")
 
@@ -51,7 +54,7 @@ def _instead_of(x: Any) -> str:
     if x is None:
         return "pass an array; the object calls, as broadcast_object, need none on ranks that only receive"
     if isinstance(x, (str, bytes)):
-        return "the object calls, as broadcast_object, take any object"
+        return _OBJECT_CALLS
     return "for a single number pass a 0-d array, created as a = np.array(value)"
 
 
@@ -127,6 +130,8 @@ def unsupported_dtype(what: str, dtype: Any, allowed: tuple[str, ...]) -> TypeEr
         way_out = f"{what}.view('int64') shares its memory"
     else:
         way_out = f"convert it first, {what}.astype(...)"
+        if dtype == "object" or getattr(dtype, "hasobject", False):
+            way_out += f"; {_OBJECT_CALLS}"
     return TypeError(
         f"{what} has dtype {dtype}, which cannot be used here; {way_out}; allowed: {', '.join(allowed)}"
     )

@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._config.settings import MAX_RANKS, Settings, whole_number
-from .._system import procfs
+from .._system import ended_ranks, procfs
 from ..errors import RankFailed
 from .framed_socket import Check
 from .world import nothing_to_check
-
-ENDED_NAME = "shmrun-ended"  # of the memfd in which shmrun records the ranks that have ended, a byte for each
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,19 @@ def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
 
 
 def ended_ranks_check(settings: Settings) -> Check:
-    """Return a function that raises RankFailed once shmrun has recorded the end of a rank."""
+    """Return a function that raises RankFailed once shmrun has recorded the end of a rank.
+
+    From now on this process writes there what it knows of failures of other ranks.
+    """
     fd = settings.ended_fd
-    if fd is None or not _is_shmruns(fd):
+    if fd is None or not ended_ranks.is_shmruns(fd):
         return nothing_to_check
+    if settings.rank is not None:
+        ended_ranks.belong_to(fd, settings.rank)
 
     def check() -> None:
-        rank = os.pread(fd, MAX_RANKS, 0).find(1)
-        if rank >= 0:
+        rank = ended_ranks.first_ended(fd, MAX_RANKS)
+        if rank is not None:
             raise RankFailed(
                 f"rank {rank} ended without joining: its program did not call shmring.init(), or not as "
                 "often as the others",
@@ -72,14 +75,6 @@ def ended_ranks_check(settings: Settings) -> Check:
             )
 
     return check
-
-
-def _is_shmruns(fd: int) -> bool:
-    """Return whether the descriptor is shmrun's. A process that a rank has started does not inherit it."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{ENDED_NAME}")
-    except OSError:
-        return False
 
 
 def _from_shmrun(settings: Settings) -> Job | None:

@@ -129,13 +129,13 @@ def join(
     world: World,
     rank: int,
     *,
-    timeout_s: float,
+    deadline: Deadline,
     node: str | None = None,
     check: Check = nothing_to_check,
     listener: socket.socket | None = None,
     is_invited: bool = False,
 ) -> Joined:
-    """Connect to the other ranks of the world. Return when all have joined, within `timeout_s` seconds.
+    """Connect to the other ranks of the world. Return when all have joined, before the deadline.
 
     `node` overrides SHMRING_NODE. `check` may raise while ranks are missing. `listener` is rank 0's listener
     at the world's address, if it has one already; this function takes ownership. `is_invited` is True on the
@@ -146,13 +146,13 @@ def join(
     rank = integer("rank", rank)
     if not 0 <= rank < world.nprocs:
         raise ValueError(f"rank is {rank}; a world of {world.nprocs} has ranks 0 to {world.nprocs - 1}")
-    if not timeout_s > 0:
-        raise ValueError(f"the timeout is {timeout_s!r}; it must be more than 0 seconds")
+    if not deadline.timeout_s > 0:
+        raise ValueError(f"the timeout is {deadline.timeout_s!r}; it must be more than 0 seconds")
     settings = Settings.from_environment()
     name = (settings.node if node is None else node) or ""
     if (world.id, rank) in _used:
         raise local.second_use(rank)
-    request = JoinRequest(world, rank, name, timeout_s, Deadline(timeout_s), check, listener, is_invited)
+    request = JoinRequest(world, rank, name, deadline, check, listener, is_invited)
     if world.address is None or world.nprocs == 1:
         local_sockets = local.connect_ranks(request, range(world.nprocs))
         joined = Joined(local_sockets, host_map.place_of(rank, [0] * world.nprocs))

@@ -129,11 +129,15 @@ class JoinRequest:
     world: World
     rank: int
     identity: str
-    timeout_s: float
     deadline: Deadline
     check: Check = nothing_to_check
     listener: socket.socket | None = None
     is_invited: bool = False
+
+    @property
+    def timeout_s(self) -> float:
+        """The timeout that the caller gave."""
+        return self.deadline.timeout_s
 
     def is_over(self) -> bool:
         return self.deadline.is_over()

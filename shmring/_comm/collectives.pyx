@@ -596,7 +596,10 @@ cdef class Collectives:
 
     @timeout_s.setter
     def timeout_s(self, seconds):
-        self.engine.timeout_s = timeout_s_of(0, seconds)
+        try:
+            self.engine.timeout_s = timeout_s_of(0, seconds)
+        except (TypeError, ValueError) as error:   # it names the argument of calls, which is `timeout`
+            raise type(error)(f"timeout_s is {seconds!r}; it must be a number of seconds, more than 0") from None
         self.default_timeout_ns = ns_of(self.engine.timeout_s)
 
     # -- from arguments to a call --
@@ -884,6 +887,16 @@ cdef inline object answer_of(Call *c, int rank, object out):
     return None if is_in_place(c.kind) or not takes_result(c, rank) else out
 
 
+# Return the arguments of the method `kind` by name. A TypeError names the method, as it does if the method is called.
+cdef object bound_to(str kind, Collectives comm, tuple arguments, dict keywords):
+    try:
+        return inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
+    except TypeError as error:
+        text = str(error)
+        verb = "" if text.startswith(("got ", "missing ")) else "got "
+        raise TypeError(f"{kind}() {verb}{text}") from None
+
+
 cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
     c.x = x.data
     c.order = x.fortran
@@ -936,7 +949,7 @@ cdef class Plan:
         if comm.engine.closed_because is not None:
             raise Closed(comm.engine.closed_because, rank=comm.own_rank)
         number = number_named(KIND_NUMBERS, kind, "kind")
-        bound = inspect.signature(getattr(Collectives, kind)).bind(comm, *arguments, **keywords)
+        bound = bound_to(kind, comm, arguments, keywords)
         bound.apply_defaults()
         given = bound.arguments
         self.in_background = given["async_op"]

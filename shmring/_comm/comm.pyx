@@ -25,7 +25,7 @@ from .._arguments import is_no_list
 from .._diagnostics import failures, flight_recorder
 from .._engine import state
 from .._lifecycle import groups, grow as growing, shrink as shrinking
-from .._system import segments
+from .._system import ended_ranks, segments
 from .._arrays import buffers
 from .._arrays import shared_array as shared
 from .._arrays.allocator import MOST_NBYTES, Arrays, check_nbytes, filling, whole_pages
@@ -1027,6 +1027,7 @@ cdef class Comm(Messages):
         finally:
             self.engine.leave_call()
         self.close()
+        ended_ranks.go_on()
         return left
 
     def grow(self, count, invite, *, address=None, timeout=None):

@@ -12,6 +12,7 @@ from .._bootstrap.join import World, world_from_environment
 from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
 from .._lifecycle.startup import join_and_begin
+from .._system import ended_ranks
 from .._system.limits import explain
 from ..errors import Error
 from .comm import Comm
@@ -78,6 +79,7 @@ def init(
     try:
         return _join(world, rank, settings, timeout_s, check or nothing_to_check)
     except Error as error:
+        ended_ranks.note_error(error, rank)
         # The message is enough. A traceback through the bootstrap would hide it, on every rank.
         raise error.with_traceback(None) from None
     except OSError as error:

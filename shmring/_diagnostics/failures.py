@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._system import procfs
+from .._system import ended_ranks, procfs
 from ..errors import WAIT_LONGER, Aborted, Error, Mismatch, RankFailed, Timeout
 from . import describe
 from .describe import describe_call
@@ -113,7 +113,8 @@ def describe_remote_mismatch(
     else:
         other = describe_call(theirs) + (f" as call #{number}" if number is not None else "")
     text = f"rank {engine.world_rank(engine.rank)} called {own}; rank {rank} called {other}"
-    return text + (_LOOK_ALIKE if own == other else "")
+    are_elections = ours is not None and theirs is not None and ours["kind"] == theirs["kind"] == "election"
+    return text + (_LOOK_ALIKE if own == other or are_elections else "")
 
 
 def end(engine: Engine, *, beside: bool = False) -> Error:
@@ -123,6 +124,7 @@ def end(engine: Engine, *, beside: bool = False) -> Error:
     """
     error = _error_of(engine, engine.flight.abort_report())
     error.attach_snapshot(_snapshot(engine))
+    ended_ranks.note_error(error, engine.world_rank(engine.rank))
     engine.notify_others(error)
     if (warning := engine.end_sharing(beside=beside)) is not None:
         error.add_note(warning)
@@ -234,12 +236,13 @@ def _callers(called: Mapping[int, str]) -> str:
     callers: dict[str, list[int]] = {}
     for rank, call in called.items():
         callers.setdefault(call, []).append(rank)
-    text = "; ".join(f"{_named(ranks)} {_did(call)}" for call, ranks in callers.items())
-    return text + (_LOOK_ALIKE if len(callers.keys() - {describe.NOTHING}) == 1 else "")
-
-
-def _did(call: str) -> str:
-    return "had not come yet" if call == describe.NOTHING else f"called {call}"
+    late = callers.pop(describe.NOTHING, [])
+    parts = [f"{_named(ranks)} called {call}" for call, ranks in callers.items()]
+    if len(parts) == 1:
+        parts[0] += _LOOK_ALIKE
+    if late:
+        parts.append(f"{_named(late)} had not come yet")
+    return "; ".join(parts)
 
 
 def _named(ranks: list[int]) -> str:

@@ -456,7 +456,7 @@ cdef int await_same_call(State state, Call *c) except -1:
 # nothing in a call detects the mismatch in a later one.
 cdef tuple mismatched_calls(State state):
     cdef InterNode *inter = inter_of(&state.g)
-    return (described(inter.ours.fingerprint, inter.ours.count),
+    return (own_described(state, inter.ours.seq, inter.ours.fingerprint, inter.ours.count),
             described(inter.theirs.fingerprint, inter.theirs.count),
             None if inter.theirs.seq == inter.ours.seq else call_number(inter, inter.theirs.seq))
 
@@ -470,7 +470,17 @@ cdef tuple find_remote_mismatch(State state, Call *c):
     rank = state.notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
     if rank is None:
         return None
-    return rank, described(inter.fingerprint, inter.count), described(*state.notifications.channels.call_of(rank)[1:])
+    ours = own_described(state, inter.seq, inter.fingerprint, inter.count)
+    return rank, ours, described(*state.notifications.channels.call_of(rank)[1:])
+
+
+# As described, for a call of this rank. An election is described by its record if it is the last call: the record names
+# the call that the election precedes, for which a fingerprint has no room.
+cdef object own_described(State state, uint64_t seq, uint64_t fingerprint, uint64_t count):
+    found = described(fingerprint, count)
+    if seq != inter_of(&state.g).seq or found is None or found["kind"] != "election":
+        return found
+    return state.flight.record_of(state.g.rank, state.g.recorded.seq)
 
 
 # Return (number, call) of the call that the last data or notification from a rank belongs to; None if nothing came.

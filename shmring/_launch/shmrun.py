@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from .._bootstrap.environment import ENDED_NAME
 from .._bootstrap.join import world
 from .._config.settings import Settings, parse_address
 from .._outcome import Tier
+from .._system import ended_ranks
 from .._system.limits import oom_kills
 from .._system.processes import describe_exit, open_standard_streams, parent_death_tie
 from .cpu_binding import Cpus, share_cpus
@@ -197,11 +197,17 @@ class _Rank:
     err: Stream
     exit_code: int | None = None  # negative for a signal
     failed_at: int | None = None  # its position among the ranks that failed by themselves
+    follows_another: bool = False  # it had got an error about another rank
 
     @property
     def traceback_tail(self) -> list[str]:
         """Return the last traceback of a rank that has ended."""
         return traceback_tail(list(self.err.tail))
+
+    @property
+    def tier(self) -> Tier:
+        """Return the tier of the failure of a rank that has ended."""
+        return tier_of(self.traceback_tail, follows_another=self.follows_another)
 
     @property
     def status(self) -> int | None:
@@ -229,7 +235,7 @@ class _Run:
         self._signals = signals
         self._ranks: list[_Rank] = []
         # Ranks that wait in init() see in it which ranks have ended.
-        self._ended_fd = os.memfd_create(ENDED_NAME)
+        self._ended_fd = ended_ranks.create()
         self._shown = [rank for rank in share.ranks if options.ranks is None or rank in options.ranks]
         self._screens = screens(_OUT, _ERR, self._screen)
         self._selector = selectors.DefaultSelector()
@@ -448,7 +454,8 @@ class _Run:
         if status is None:
             return
         rank.exit_code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
-        os.pwrite(self._ended_fd, b"\1", rank.rank)
+        rank.follows_another = ended_ranks.follows_another(self._ended_fd, rank.rank)
+        ended_ranks.write_end(self._ended_fd, rank.rank)
         self._drain(rank)
         stopped = self._stopping and rank.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
         if rank.exit_code == 0 or stopped or self._forwarded is not None:
@@ -458,7 +465,7 @@ class _Run:
             ended = f"rank {rank.rank} of {self._share.size} ended: {describe_exit(rank.exit_code)}"
             self._screens[1].show(_ERR, f"shmrun: {ended}".encode(), ends=False)
         elif not self._stopping:
-            patience_s = _CAUSE_S if tier_of(rank.traceback_tail) > Tier.OWN else 0.0
+            patience_s = _CAUSE_S if rank.tier > Tier.OWN else 0.0
             self._terminate_at = min(self._terminate_at, time.monotonic() + patience_s)
 
     def _drain(self, rank: _Rank) -> None:
@@ -514,7 +521,7 @@ class _Run:
         """Return the ranks that failed by themselves, causes before consequences."""
         return sorted(
             (rank for rank in self._ranks if rank.failed_at is not None),
-            key=lambda rank: (tier_of(rank.traceback_tail), rank.failed_at),
+            key=lambda rank: (rank.tier, rank.failed_at),
         )
 
     def _conclude(self) -> int:

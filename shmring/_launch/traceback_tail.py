@@ -1,6 +1,7 @@
 """Find the traceback with which a rank ended, and how probable it is that its failure came first.
 
-The traceback is taken from stderr as Python writes it, so scripts need no decorator.
+The traceback is taken from stderr as Python writes it, so scripts need no decorator. A rank also notes
+that it has got an error about another rank, see `_system/ended_ranks.py`.
 """
 
 from __future__ import annotations
@@ -38,13 +39,21 @@ def traceback_tail(lines: list[str]) -> list[str]:
     return lines[own[-1] if own else starts[-1] - 1 :]
 
 
-def tier_of(words: Sequence[str]) -> Tier:
-    """Return the tier of the failure that a traceback tail shows."""
+def tier_of(words: Sequence[str], *, follows_another: bool = False) -> Tier:
+    """Return the tier of the failure that a traceback tail shows.
+
+    follows_another: the rank had got an error about another rank. The tail may not show it, above all if the
+    program prints its errors in a form of its own (sys.excepthook).
+    """
     plain = [_COLOUR.sub("", line) for line in words]
-    heads = _heads(plain) or [0]
+    tracebacks = _heads(plain)
+    heads = tracebacks or [0]
     ends = [*heads[1:], None]
     chain = [_tier_of_one(_causes(plain[at:end])) for at, end in zip(heads, ends, strict=True)]
-    return tier_of_chain(chain)
+    tier = tier_of_chain(chain)
+    if follows_another and tier is Tier.OWN:
+        return Tier.CHAINED if tracebacks else Tier.CONSEQUENCE
+    return tier
 
 
 def exception_line(words: Sequence[str]) -> str:

@@ -89,7 +89,7 @@ def form(
     parts = None
     try:
         ranks = tuple(next(group for group in groups if engine.rank in group))
-        parts = begin(own, settings, engine.timeout_s, start_s=timeout_s, parent=engine)
+        parts = begin(own, settings, engine.timeout_s, deadline=Deadline(timeout_s), parent=engine)
         return parts, ranks
     except BaseException as error:
         own.close()

@@ -87,16 +87,17 @@ def grow(
             except Exception as raised:
                 error, answer = agreed(raised), _described(raised)
         # The key is not sent: all ranks have it.
-        answers = comm.all_gather_object(answer, timeout=deadline.timeout_s())
+        answers = comm.all_gather_object(answer, timeout=timeout_s)
         world = _world_of(answers[0], key, comm, internode, wanted, error)
         try:
             parts = _meet(comm, engine, settings, world, meeting, deadline)
         except Exception as raised:
             error = agreed(raised)
         # A rank that has met must not go on if another has not, or their communicators would differ. A rank
-        # that failed at once waits here for those that wait for it until their deadline.
+        # that failed at once waits here for those that wait for it until their deadline. The limit
+        # is a multiple of the caller's timeout and no rest of it, since a message may give it.
         failure = None if error is None else _described(error)
-        failures = comm.all_gather_object(failure, timeout=deadline.timeout_s() + timeout_s)
+        failures = comm.all_gather_object(failure, timeout=2 * timeout_s)
         if parts is not None and not any(failures):
             return parts
         raise _with_reasons(error, failures, comm.rank)

@@ -69,8 +69,8 @@ def join_and_begin(
 ) -> CommParts:
     """Join a world, and run `begin` on each of its hosts. Every rank gets an engine, or every rank raises.
 
-    timeout_s: default of every later call. deadline: limit of this call, by default `timeout_s` for `join`
-    and again for `begin`. check, listener, is_invited: see `join`. parent: see `begin`. After an error at any
+    timeout_s: default of every later call. deadline: of this call, by default `timeout_s` for `join` and
+    again for `begin`. check, listener, is_invited: see `join`. parent: see `begin`. After an error at any
     point the connections are closed, since other ranks wait for this rank on them.
     """
     joined = None
@@ -78,14 +78,14 @@ def join_and_begin(
         joined = join(
             world,
             rank,
-            timeout_s=timeout_s if deadline is None else deadline.timeout_s(),
+            deadline=deadline or Deadline(timeout_s),
             node=settings.node,
             check=check,
             listener=listener,
             is_invited=is_invited,
         )
-        start_s = deadline.timeout_s() if deadline is not None else None
-        return _begin_joined(joined, settings, timeout_s, key=world.key, start_s=start_s, parent=parent)
+        start = deadline or Deadline(timeout_s)
+        return _begin_joined(joined, settings, timeout_s, key=world.key, deadline=start, parent=parent)
     except BaseException:
         if joined is not None:
             joined.close()
@@ -98,20 +98,19 @@ def _begin_joined(
     timeout_s: float,
     *,
     key: bytes,
-    start_s: float | None,
+    deadline: Deadline,
     parent: Engine | None,
 ) -> CommParts:
     if joined.coordinator is None:
-        return begin(joined.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
-    deadline = Deadline(timeout_s if start_s is None else start_s)
+        return begin(joined.local_sockets, settings, timeout_s, deadline=deadline, parent=parent)
     parts = internode = None
     try:
         with joined.coordinator.together():
-            parts = _begin_on_host(joined, settings, timeout_s, start_s=start_s, parent=parent)
+            parts = _begin_on_host(joined, settings, timeout_s, deadline=deadline, parent=parent)
             if joined.mesh is not None:
                 engine = parts.engine
                 internode = InterNodeLinks(engine, joined.place, joined.mesh, key)
-                engine.open_for_calls(deadline.timeout_s())
+                engine.open_for_calls(deadline.timeout_s)
                 internode.agree(engine, settings.wire_slice_nbytes)
                 engine.open_for_calls(timeout_s)
                 parts = parts._replace(place=joined.place, internode=internode)
@@ -127,11 +126,11 @@ def _begin_joined(
 
 
 def _begin_on_host(
-    joined: Joined, settings: Settings, timeout_s: float, *, start_s: float | None, parent: Engine | None
+    joined: Joined, settings: Settings, timeout_s: float, *, deadline: Deadline, parent: Engine | None
 ) -> CommParts:
     """Run `begin`, and change local ranks in its errors to world ranks."""
     try:
-        return begin(joined.local_sockets, settings, timeout_s, start_s=start_s, parent=parent)
+        return begin(joined.local_sockets, settings, timeout_s, deadline=deadline, parent=parent)
     except Error as error:
         place = joined.place
         if error.rank is not None and error.rank < place.local_size:
@@ -145,23 +144,22 @@ def begin(
     settings: Settings,
     timeout_s: float,
     *,
-    start_s: float | None = None,
+    deadline: Deadline,
     parent: Engine | None = None,
 ) -> CommParts:
     """Collective over the ranks of `local_sockets`: return the parts on every rank, or raise on every rank.
 
-    timeout_s: default of every later call. start_s: limit of this call. If the ranks have a `parent`, its
-    measurements of distance and CPU competition are used: all its ranks compete, in whatever group.
+    timeout_s: default of every later call. deadline: of this call; each step among the engines may take the
+    whole timeout, as in other calls of several steps. If the ranks have a `parent`, its measurements of
+    distance and CPU competition are used: all its ranks compete, in whatever group.
     If a rank fails before every rank is ready, the other ranks are notified and raise too.
     """
-    start_s = timeout_s if start_s is None else start_s
-    deadline = Deadline(start_s)
     fd = engine = None
     others_wait = True
     try:
         fd = _share_segment(local_sockets, settings, deadline)
         segment = segments.Mapping(fd, os.fstat(fd).st_size)
-        engine = _new_engine(segment, local_sockets, settings, start_s)
+        engine = _new_engine(segment, local_sockets, settings, deadline.timeout_s)
         engine.stalls.warn_after(engine, settings.stall_s)
         engine.arrive(os.getpid(), procfs.start_time(os.getpid()))
         # Until now a death is visible on the sockets, from now on in the segment.

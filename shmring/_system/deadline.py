@@ -31,18 +31,18 @@ class Clock:
 
 
 class Deadline:
-    """The end of a wait. The wait polls `left_s` or `is_over` at least every LONGEST_POLL_S."""
+    """The end of a wait. The wait polls `left_s` or `is_over` at least every LONGEST_POLL_S.
+
+    timeout_s: the timeout that the deadline was made with. Messages give this number, not the rest of it.
+    """
 
     def __init__(self, timeout_s: float, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
+        self.timeout_s = timeout_s
         self.at_s = self.clock.now_s() + timeout_s  # by the clock
 
     def left_s(self) -> float:
         return max(0.0, self.at_s - self.clock.now_s())
-
-    def timeout_s(self) -> float:
-        """Return `left_s` as the timeout of a call, which must be more than 0."""
-        return max(self.left_s(), 0.001)
 
     def is_over(self) -> bool:
         return self.left_s() <= 0

@@ -37,7 +37,7 @@ from shmring.errors import Timeout
 
 
 def request_of(meeting, rank, **how):
-    return JoinRequest(meeting, rank, "a" * 64, 20.0, Deadline(20.0), **how)
+    return JoinRequest(meeting, rank, "a" * 64, Deadline(20.0), **how)
 
 
 @pytest.fixture

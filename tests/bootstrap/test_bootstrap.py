@@ -19,6 +19,7 @@ from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.join import World, join, world
 from shmring._config.settings import DEFAULT_PORT, parse_address
 from shmring._system import segments
+from shmring._system.deadline import Deadline
 from shmring.errors import Error, Mismatch, Timeout
 
 # --- World ---
@@ -55,13 +56,13 @@ def test_epoch_has_to_be_a_number(epoch):
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_rank_has_to_be_in_the_world(rank):
     with pytest.raises(ValueError, match="ranks 0 to 1"):
-        join(world(2), rank, timeout_s=1)
+        join(world(2), rank, deadline=Deadline(1))
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
 def test_timeout_has_to_be_positive(timeout_s):
     with pytest.raises(ValueError, match="more than 0"):
-        join(world(2), 0, timeout_s=timeout_s)
+        join(world(2), 0, deadline=Deadline(timeout_s))
 
 
 @pytest.mark.parametrize(
@@ -122,12 +123,12 @@ def test_processes_meet():
         import pickle, sys
         from shmring._bootstrap.join import join
         from shmring._system.deadline import Deadline
-        sockets = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, timeout_s=10).local_sockets
+        sockets = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, deadline=Deadline(10)).local_sockets
         fd = sockets.broadcast_descriptor(None, check=lambda: None, deadline=Deadline(10))
         print(open(fd, "rb").read())
         """
     other = python(code, pickle.dumps(meeting).hex())
-    sockets = join(meeting, 0, timeout_s=10).local_sockets
+    sockets = join(meeting, 0, deadline=Deadline(10)).local_sockets
     fd = segments.create(5, kind="memfd")
     os.pwrite(fd, b"hello", 0)
     assert sockets.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
@@ -189,14 +190,14 @@ def test_a_rank_that_gives_up_first_learns_who_is_missing_and_takes_the_others_w
 
 def test_rank_0_missing_is_named():
     with pytest.raises(Timeout, match=r"rank 0 of 2 did not come within 0\.2 s .*SHMRING_TIMEOUT") as caught:
-        join(world(2), 1, timeout_s=0.2)
+        join(world(2), 1, deadline=Deadline(0.2))
     assert caught.value.rank == 0
 
 
 def test_a_long_wait_for_rank_0_is_reported_once(monkeypatch, caplog):
     monkeypatch.setattr(connector, "SILENCE_S", 0.1)
     with pytest.raises(Timeout):
-        join(world(2), 1, timeout_s=2)
+        join(world(2), 1, deadline=Deadline(2))
     reported = [record.getMessage() for record in caplog.records]
     what = "rank 1 has tried for 0.1 s to reach rank 0 (it has not come yet)"
     assert reported == [f"{what}, and will try for 2 s in all"]
@@ -292,7 +293,7 @@ def test_a_meeting_point_of_another_user_is_named_as_such(rank):
         held_by_nobody_of_ours(local.meeting_point(meeting)) as pid,
         pytest.raises(Error, match=rf"another user \(uid 65534, process {pid}\)"),
     ):
-        join(meeting, rank, timeout_s=20)
+        join(meeting, rank, deadline=Deadline(20))
 
 
 @needs_root
@@ -302,7 +303,7 @@ def test_a_name_that_another_user_does_not_listen_at_may_be_anybodys():
         held_by_nobody_of_ours(local.meeting_point(meeting), listens=False),
         pytest.raises(Error, match=r"or another user's process holds the name"),
     ):
-        join(meeting, 0, timeout_s=20)
+        join(meeting, 0, deadline=Deadline(20))
 
 
 @needs_root
@@ -318,7 +319,7 @@ def test_a_world_is_single_use_in_one_process():
     close(sockets)
     for rank in (0, 1):
         with pytest.raises(Error, match="single-use"):
-            join(meeting, rank, timeout_s=1)
+            join(meeting, rank, deadline=Deadline(1))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -327,7 +328,7 @@ def test_a_latecomer_to_a_world_that_has_met_is_reported_at_once(rank, monkeypat
     sockets = in_threads(joining(meeting, 0), joining(meeting, 1))
     monkeypatch.setattr(bootstrap, "_used", [])  # as in another process
     with pytest.raises(Error, match="already met"):
-        join(meeting, rank, timeout_s=100)
+        join(meeting, rank, deadline=Deadline(100))
     close(sockets)
 
 
@@ -360,8 +361,9 @@ def test_waiting_costs_no_cpu():
 VISIT = """
     import pickle, sys
     from shmring._bootstrap.join import join
+    from shmring._system.deadline import Deadline
     try:
-        join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), timeout_s=100)
+        join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), deadline=Deadline(100))
     except Exception as error:
         print(type(error).__name__, error.rank, error, flush=True)
     """
@@ -412,9 +414,10 @@ def test_ctrl_c_ends_the_wait(rank):
     code = """
         import sys, threading, time
         from shmring._bootstrap.join import join, world
+        from shmring._system.deadline import Deadline
         try:
             print("waiting", flush=True)
-            join(world(2), int(sys.argv[1]), timeout_s=100)
+            join(world(2), int(sys.argv[1]), deadline=Deadline(100))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         """

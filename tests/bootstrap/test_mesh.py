@@ -19,7 +19,7 @@ from shmring.errors import WAIT_LONGER, Error, RankFailed, Timeout
 
 
 def request_of(meeting, rank, timeout_s=20.0, **how):
-    return JoinRequest(meeting, rank, "a" * 64, timeout_s, Deadline(timeout_s), **how)
+    return JoinRequest(meeting, rank, "a" * 64, Deadline(timeout_s), **how)
 
 
 def found_by(rank, names, port):

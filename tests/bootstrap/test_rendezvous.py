@@ -43,6 +43,7 @@ from shmring._bootstrap.world import JoinRequest
 from shmring._config.settings import parse_address
 from shmring._lifecycle import startup
 from shmring._system import deadline, segments
+from shmring._system.deadline import Deadline
 from shmring.errors import Aborted, Error, Mismatch, RankFailed, Timeout
 
 # --- meeting ---
@@ -161,7 +162,7 @@ def test_a_resolver_that_does_not_answer_takes_a_tenth_of_the_time(monkeypatch):
     monkeypatch.setattr(deadline, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(socket, "getaddrinfo", unanswered)
     monkeypatch.setattr(bootstrap.tcp, "connect", lambda *_: OSError(errno.EHOSTUNREACH, "no route"))
-    request = JoinRequest(world(2, address="moved:4711"), 1, "b", 300.0, deadline.Deadline(300.0))
+    request = JoinRequest(world(2, address="moved:4711"), 1, "b", Deadline(300.0))
     late = bootstrap.tcp._TcpConnector(request, None)
     while not request.is_over():
         assert late._open() is None
@@ -191,7 +192,7 @@ def test_without_an_address_there_is_no_tcp(monkeypatch):
 
 
 def test_a_world_of_one_needs_nobody():
-    with_address = join(world_at(1), 0, timeout_s=5)
+    with_address = join(world_at(1), 0, deadline=Deadline(5))
     assert with_address.place.size == 1
     assert (with_address.mesh, with_address.coordinator) == (None, None)
     with_address.close()
@@ -223,7 +224,7 @@ def test_worlds_follow_each_other_on_one_port():
     def rank_of_all(rank):
         met = []
         for meeting in worlds:
-            met.append(join(meeting, rank, timeout_s=30, node=str(rank % 2)))
+            met.append(join(meeting, rank, deadline=Deadline(30), node=str(rank % 2)))
         return met
 
     by_rank = in_threads(*(lambda rank=rank: rank_of_all(rank) for rank in range(3)))
@@ -238,8 +239,8 @@ def test_a_rank_that_comes_too_early_waits_for_its_own_world():
     outcomes = in_threads(
         coming(first, 0, node="a"),
         coming(second, 1, node="b"),  # finds rank 0 of the first world first
-        lambda: settle() or join(first, 1, timeout_s=20, node="b"),
-        lambda: settle(2) or join(second, 0, timeout_s=20, node="a"),
+        lambda: settle() or join(first, 1, deadline=Deadline(20), node="b"),
+        lambda: settle(2) or join(second, 0, deadline=Deadline(20), node="a"),
     )
     assert [outcome.place.rank for outcome in outcomes] == [0, 1, 1, 0]
     close(outcomes)
@@ -313,7 +314,7 @@ def test_it_is_reported_that_rank_0_cannot_be_reached(monkeypatch, caplog):
     monkeypatch.setattr(connector, "SILENCE_S", 0.2)
     meeting = world_at(2)
     with pytest.raises(Timeout):
-        join(meeting, 1, timeout_s=1.0)
+        join(meeting, 1, deadline=Deadline(1.0))
     reported = [record.getMessage() for record in caplog.records]
     what = f"rank 1 has tried for 0.2 s to reach rank 0 at {meeting.address} (Connection refused)"
     assert reported == [f"{what}, and will try for 1 s in all"]
@@ -330,7 +331,7 @@ def test_a_failed_meeting_shows_what_happened_and_not_the_way_there():
 def test_a_silent_listener_is_not_rank_0():
     meeting = world_at(2)
     with socket.create_server(parse_address("address", meeting.address)), pytest.raises(Timeout) as caught:
-        join(meeting, 1, timeout_s=0.3)
+        join(meeting, 1, deadline=Deadline(0.3))
     assert "something took the connection, but did not answer" in str(caught.value)
 
 
@@ -347,7 +348,7 @@ def test_a_rank_that_gives_up_first_takes_the_others_with_it():
 def test_rank_0_missing_is_named_with_the_address():
     meeting = world_at(2)
     with pytest.raises(Timeout, match=r"rank 0 of 2 did not come to 127\.0\.0\.1:\d+ .*refused") as caught:
-        join(meeting, 1, timeout_s=0.3)
+        join(meeting, 1, deadline=Deadline(0.3))
     assert caught.value.rank == 0
 
 
@@ -358,16 +359,16 @@ def test_an_unknown_name_is_reported(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     meeting = world(2, address="no-such-host.invalid")
     with pytest.raises(Timeout, match="name is not known here"):
-        join(meeting, 1, timeout_s=0.2)
+        join(meeting, 1, deadline=Deadline(0.2))
     with pytest.raises(Error, match="name is not known here") as caught:
-        join(meeting, 0, timeout_s=100)
+        join(meeting, 0, deadline=Deadline(100))
     assert type(caught.value) is Error
 
 
 def test_an_address_of_another_host_is_reported_at_once():
     meeting = world(2, address="192.0.2.1:5000")  # an address for documentation: no host has it
     with pytest.raises(Error, match="not an address of this host: give the address of the host") as caught:
-        join(meeting, 0, timeout_s=100)
+        join(meeting, 0, deadline=Deadline(100))
     assert type(caught.value) is Error
 
 
@@ -377,7 +378,7 @@ def test_a_port_that_is_taken_is_reported_at_once():
         holder.bind(bootstrap.tcp.parse_address("address", meeting.address))
         holder.listen()
         with pytest.raises(Error, match="is taken, by another program, job or rank 0: choose another"):
-            join(meeting, 0, timeout_s=100)
+            join(meeting, 0, deadline=Deadline(100))
 
 
 def test_a_name_that_is_loopback_only_here_is_warned_of(caplog):
@@ -473,7 +474,7 @@ def test_ranks_of_different_versions_refuse_each_other(make, caplog):
         if other.poll() is not None:
             raise Error("the other rank has given up")
 
-    in_threads(lambda: bootstrap.join(meeting, 0, timeout_s=50, check=check))
+    in_threads(lambda: bootstrap.join(meeting, 0, deadline=Deadline(50), check=check))
     out, err = other.communicate(timeout=50)
     text = f"rank 0 runs another version of shmring than rank 1 ({shmring.__version__}.another): install"
     assert out.startswith(f"Error 0 {text}".encode()), err
@@ -607,8 +608,10 @@ def test_ranks_that_fail_at_once_raise_the_same(monkeypatch):
 JOIN = """
     import pickle, sys
     from shmring._bootstrap.join import join
+    from shmring._system.deadline import Deadline
+    meeting, rank = pickle.loads(bytes.fromhex(sys.argv[1])), sys.argv[2]
     try:
-        join(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]), timeout_s=100, node=sys.argv[2])
+        join(meeting, int(rank), deadline=Deadline(100), node=rank)
     except Exception as error:
         print(type(error).__name__, error.rank, error, flush=True)
     """

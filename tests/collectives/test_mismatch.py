@@ -6,6 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 from combinations import each_value
+from ranks import until_there
 
 import shmring
 from tests.collectives.test_errors import ones
@@ -138,6 +139,26 @@ def test_two_hosts_that_wait_for_each_other_find_out(world_over_hosts, pair, way
     by_rank = world_over_hosts([0, 1], timeout_s=30)(what_comes_of, pair[::-1], 1, way)
     for text, calls, _ in by_rank:
         assert len(set(calls)) == 2, text
+
+
+def gather_other_shapes(comm, folder):
+    """Ranks 0 and 2 gather arrays of other shapes; rank 1 comes after their errors."""
+    if comm.rank == 1:
+        for rank in (0, 2):
+            until_there(folder / str(rank))
+    try:
+        comm.all_gather(ones((20, 30) if comm.rank == 0 else (30, 20)))
+    finally:
+        (folder / str(comm.rank)).touch()
+
+
+def test_the_hint_that_calls_look_alike_follows_them(world_of, tmp_path):
+    outcomes = world_of(SIZE).outcomes(gather_other_shapes, tmp_path)
+    for error in (outcomes[0], outcomes[2]):
+        assert type(error) is shmring.Mismatch
+        text = "ranks 0, 2 called all_gather(float64[600]), but with arrays of other shapes or dtypes, "
+        assert text in str(error)
+        assert "priority=; rank 1 had not come yet; every rank has to make" in str(error)
 
 
 # ---- arguments --------------------------------------------------------------------------------------------

@@ -111,6 +111,22 @@ def test_a_refused_plan_concerns_no_other_rank(world_of):
     assert world_of(3)(refused_on_one_rank) == [3.0] * 3
 
 
+def test_wrong_arguments_of_a_plan_name_the_call():
+    x, none = np.ones(3), {}
+    wrong = {
+        "all_reduce() got an unexpected keyword argument 'opp'": ("all_reduce", (x,), {"opp": "sum"}),
+        "all_reduce() got multiple values for argument 'x'": ("all_reduce", (x,), {"x": x}),
+        "broadcast() missing a required argument: 'x'": ("broadcast", (), none),
+        "barrier() got too many positional arguments": ("barrier", (x,), none),
+    }
+    with shmring.init() as comm:
+        for text, (kind, arguments, keywords) in wrong.items():
+            with pytest.raises(TypeError) as caught:
+                comm.plan(kind, *arguments, **keywords)
+            assert str(caught.value) == text
+            assert caught.value.__suppress_context__
+
+
 def different_plans(comm):
     with contextlib.suppress(shmring.Mismatch):
         comm.plan("all_reduce", np.ones(3), op="sum" if comm.rank else "max")()

@@ -366,7 +366,13 @@ def test_crossed_priorities_are_a_mismatch(world_of):
 
 
 def test_other_priorities_over_hosts_are_a_mismatch(world_over_hosts):
-    assert_all(world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, 2)]]), shmring.Mismatch)
+    """The rank that reports two elections knows the call that its own precedes."""
+    for error in assert_all(
+        world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, 2)]]), shmring.Mismatch
+    ):
+        named = [f"election before all_reduce(float64[3], sum, priority={priority})" for priority in (1, 2)]
+        assert error.calls in ((named[0], "election"), ("election", named[1]))
+        assert "called election, but with arrays of other shapes or dtypes, another wire=" in str(error)
     assert_all(world_over_hosts([0, 1]).outcomes(differ, [[(3, 1)], [(3, None)]]), shmring.Mismatch)
 
 

@@ -17,6 +17,7 @@ from shmring._lifecycle import startup
 
 SHORT_S, LONG_S = 1.0, 15.0
 SOON_S = 10  # far below LONG_S, on a machine that stalls at times
+WITHIN = f" within {SHORT_S:g} s;"  # the timeout that the caller gave, and no rest of it
 
 
 def check_works(comm, ranks):
@@ -156,6 +157,67 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, nodes):
     hosts = 1 if nodes is None else 2
     assert found == [(3, (rank, 4, 1, hosts)) for rank in range(3)]
     assert came == [(3, (3, 4, 1, hosts))]
+
+
+def grow_alone(comm, address):
+    with pytest.raises(shmring.Timeout) as caught:
+        comm.grow(1, lambda *_: None, address=address, timeout=SHORT_S)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("over_hosts", [False, True])
+def test_a_rank_that_does_not_come_is_reported_with_the_timeout(over_hosts):
+    address = f"127.0.0.1:{free_port()}" if over_hosts else None
+    with Ranks(1) as ranks:
+        text = ranks.meet()(grow_alone, address)[0]
+    assert text.startswith("rank 1 of 2 did not come" + (f" to {address}" if address else "") + WITHIN)
+
+
+def grow_without_a_start(comm, path):
+    """Grow with a rank that joins and does not start; go on with the old communicator."""
+    with pytest.raises(shmring.Timeout, match=WITHIN) as caught:
+        comm.grow(1, write_to(path), timeout=SHORT_S)
+    check_works(comm, tuple(range(comm.size)))
+    path.with_name(f"{comm.rank}.over").touch()
+    return caught.value.rank, "did not come to the start" in str(caught.value)
+
+
+def come_and_not_start(_, path):
+    def wait(*_, **__):
+        for rank in (0, 1):
+            until_there(path.with_name(f"{rank}.over"))
+
+    known, startup._check_liveness = startup._check_liveness, wait
+    try:
+        with pytest.raises(shmring.Error):
+            come(None, path, 0)
+    finally:
+        startup._check_liveness = known
+
+
+def test_a_rank_that_joins_and_does_not_start_is_named(tmp_path):
+    with Ranks(2) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_and_not_start, tmp_path / "world")
+        assert ranks(grow_without_a_start, tmp_path / "world") == [(2, True)] * 2
+        assert new.answers() == [None]
+
+
+def invite_late(comm, over):
+    """Grow with a rank 0 whose invite takes longer than the timeout of the other rank."""
+    with pytest.raises(shmring.Timeout) as caught:
+        comm.grow(1, lambda *_: until_there(over), timeout=SHORT_S if comm.rank else LONG_S)
+    if comm.rank:
+        over.touch()
+    return caught.value.rank, str(caught.value)
+
+
+def test_an_invitation_that_takes_too_long_is_reported_with_the_timeout(tmp_path):
+    with Ranks(2) as ranks:
+        of_0, of_1 = ranks.meet()(invite_late, tmp_path / "over")
+    assert of_0 == of_1
+    assert of_0[0] == 0
+    assert WITHIN in of_0[1]
 
 
 def cannot_invite(comm, path):

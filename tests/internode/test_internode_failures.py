@@ -4,6 +4,7 @@ error, which names the rank or the call; nothing is left. Hosts are names over l
 import contextlib
 import gc
 import os
+import re
 import signal
 import time
 
@@ -203,6 +204,30 @@ def test_a_death_that_a_group_learns_of_is_that_of_its_parent():
     with across("2+1+3") as ranks:
         outcomes = survivors(ranks.meet().outcomes(die_once_met, 2), 2)
     assert_named(outcomes, shmring.RankFailed, 2)
+
+
+def come_late_to_a_group(comm, over):
+    """Rank 1 does not come to the meeting of its group before rank 0 has given up."""
+    join = startup.join
+
+    def wait(*args, **kwargs):
+        until_there(over)
+        return join(*args, **kwargs)
+
+    if comm.rank:
+        startup.join = wait
+    try:
+        comm.split(0, timeout=1)
+    finally:
+        startup.join = join
+        over.touch()
+
+
+def test_a_rank_that_is_late_for_its_group_is_reported_with_the_timeout(tmp_path):
+    with across("1+1") as ranks:
+        error, _ = ranks.meet().outcomes(come_late_to_a_group, tmp_path / "over")
+    assert (type(error), error.rank) == (shmring.Timeout, 1)
+    assert re.match(r"rank 1 of 2 did not come to \S+ within 1 s;", str(error))
 
 
 def be_impatient(comm):

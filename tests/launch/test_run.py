@@ -352,6 +352,91 @@ def test_reports_of_other_ranks_are_not_the_failure(shmrun):
     assert "rank 1 of 3 failed first: exit status 9" in done.stderr
 
 
+# Errors without a traceback: shmrun cannot tell by the text that the other ranks' errors are consequences.
+OWN_TEXTS = """
+        import shmring
+        sys.excepthook = lambda kind, value, traceback: print("failed:", value, file=sys.stderr)
+        comm = shmring.init()
+"""
+
+
+def test_reports_of_other_ranks_are_not_the_failure_in_words_of_the_programs_own(shmrun):
+    code = """
+        if rank == 1:
+            comm.close()
+            time.sleep(0.1)  # the others are faster
+            raise ValueError("the cause")
+        comm.barrier()
+        """
+    done = shmrun(OWN_TEXTS + code, nprocs=3)
+    assert (
+        done.stderr.splitlines()[-1] == "shmrun: rank 1 of 3 failed first: exit status 1: failed: the cause"
+    )
+    code = """
+        if rank == 1:
+            comm.close()
+            time.sleep(0.1)
+            sys.exit(7)
+        try:
+            comm.barrier()
+        except shmring.RankFailed:
+            sys.exit(8 if rank == 0 else 1 / 0)
+        """
+    done = shmrun(OWN_TEXTS + code, nprocs=3)
+    assert done.returncode == 7
+    assert "rank 1 of 3 failed first: exit status 7, with nothing on stderr" in done.stderr
+
+
+def test_a_rank_that_has_gone_on_without_another_fails_by_itself(shmrun):
+    code = """
+        if rank == 2:
+            sys.exit()
+        try:
+            comm.barrier()
+        except shmring.RankFailed:
+            comm = comm.shrink()
+        if rank == 1:
+            comm.close()
+            time.sleep(0.1)  # the other one is faster
+            raise ValueError("the cause")
+        comm.barrier()
+        """
+    done = shmrun(OWN_TEXTS + code, nprocs=3)
+    assert (
+        done.stderr.splitlines()[-1] == "shmrun: rank 1 of 3 failed first: exit status 1: failed: the cause"
+    )
+
+
+def test_a_process_that_a_rank_forks_notes_nothing_for_it(shmrun):
+    code = """
+        import multiprocessing
+        def fail(world, other):
+            with shmring.init(world, other) as inner:
+                try:
+                    if other == 1:
+                        inner.barrier()
+                except shmring.Error as error:
+                    print(type(error).__name__)
+        if rank == 1:
+            world = shmring.world(2)
+            fork = multiprocessing.get_context("fork")
+            forked = [fork.Process(target=fail, args=(world, other)) for other in range(2)]
+            for process in forked:
+                process.start()
+            for process in forked:
+                process.join()
+            comm.close()
+            time.sleep(0.1)  # the others are faster
+            raise ValueError("the cause")
+        comm.barrier()
+        """
+    done = shmrun(OWN_TEXTS + code, nprocs=3)
+    assert "1| RankFailed" in done.stdout
+    assert (
+        done.stderr.splitlines()[-1] == "shmrun: rank 1 of 3 failed first: exit status 1: failed: the cause"
+    )
+
+
 def test_a_mismatch_on_one_rank_precedes_the_report_that_the_rank_has_left(shmrun):
     code = """
         import numpy, shmring

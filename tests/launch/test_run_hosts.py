@@ -12,9 +12,10 @@ KEY = "0123456789abcdef0123456789abcdef"
 HEAD = """
 import os, sys, time
 from shmring._bootstrap import join as bootstrap
+from shmring._system.deadline import Deadline
 
 def join():
-    meeting = bootstrap.join(*bootstrap.world_from_environment(), timeout_s=30)
+    meeting = bootstrap.join(*bootstrap.world_from_environment(), deadline=Deadline(30))
     return meeting.place
 """
 

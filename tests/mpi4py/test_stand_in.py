@@ -290,6 +290,21 @@ def test_an_uncaught_exception_ends_the_others(tmp_path):
     assert "failed first: exit status 1: " in done.stderr.splitlines()[-1]
 
 
+def test_a_hook_of_the_program_does_not_hide_which_rank_failed_first(tmp_path):
+    code = """
+        import atexit
+        atexit.register(time.sleep, 0.2 * (rank == 1))  # after the world is left: the others are faster
+        from shmring import MPI
+        sys.excepthook = lambda kind, value, traceback: print("failed:", value, file=sys.stderr)
+        if rank == 1:
+            raise ValueError("the cause")
+        MPI.COMM_WORLD.Barrier()
+    """
+    done = run_code(tmp_path, code, nprocs=3)
+    last = done.stderr.splitlines()[-1]
+    assert last == "shmrun: rank 1 of 3 failed first: exit status 1: failed: the cause"
+
+
 def test_a_status_to_abort_with_takes_effect_at_the_end(tmp_path):
     code = """
         from shmring import MPI

@@ -89,7 +89,7 @@ def one_input(data):
 
 def seeds():
     """Return the real frames, without the part that `parse` puts before them."""
-    request = world.JoinRequest(world.world(2), 1, "a" * 64, 1.0, Deadline(0.0))
+    request = world.JoinRequest(world.world(2), 1, "a" * 64, Deadline(0.0))
     frames = [
         request.hello(0, handshake.COORDINATOR).pack(),
         Challenge(2, bytes(32), bytes(32), bytes(16)).pack(),

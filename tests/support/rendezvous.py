@@ -54,7 +54,8 @@ def once(event, function):
 
 def joining(meeting, rank, *, timeout_s=10.0, node=None, after_s=0.0):
     """The sockets of a rank that joins a world of one host."""
-    return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node).local_sockets
+    join_world = coming(meeting, rank, node=node, timeout_s=timeout_s, after_s=after_s)
+    return lambda: join_world().local_sockets
 
 
 def meet(nprocs):
@@ -114,7 +115,7 @@ def world_at(nprocs, host="127.0.0.1"):
 
 def coming(meeting, rank, *, node=None, timeout_s=20.0, after_s=0.0):
     """Return a rank that joins a world; the names of hosts distinguish them."""
-    return lambda: time.sleep(after_s) or join(meeting, rank, timeout_s=timeout_s, node=node)
+    return lambda: time.sleep(after_s) or join(meeting, rank, deadline=Deadline(timeout_s), node=node)
 
 
 def meet_on(nodes, meeting=None, **how):

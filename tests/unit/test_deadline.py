@@ -32,6 +32,7 @@ def test_time_counts_while_it_is_polled(clock):
     poll(clock, until, 0.2)
     assert until.is_over()
     assert until.left_s() == 0
+    assert until.timeout_s == 2.0
 
 
 def test_a_stop_does_not_count(clock):

@@ -14,6 +14,7 @@ from rendezvous import close, in_threads, joining, knock, once, python, then_not
 from shmring._bootstrap import acceptor, handshake, local
 from shmring._bootstrap.handshake import Hello
 from shmring._bootstrap.join import join, world
+from shmring._system.deadline import Deadline
 from shmring.errors import Error, Mismatch, OutOfMemory, RankFailed, Timeout
 
 MEETING = ("handshake", "framed_socket", "fd_passing", "acceptor", "connector", "local")
@@ -109,7 +110,7 @@ def test_silent_peers_delay_no_rank():
 
     def flood():
         silent.extend(knock(meeting) for _ in range(15))
-        return join(meeting, 1, timeout_s=10).local_sockets
+        return join(meeting, 1, deadline=Deadline(10)).local_sockets
 
     host, connector = in_threads(joining(meeting, 0), flood)
     close([host, connector, *silent])
@@ -130,7 +131,7 @@ def test_a_flood_of_silent_peers_only_delays(monkeypatch):
                 pending.connect(local.meeting_point(meeting))
             except BlockingIOError:
                 break
-        return join(meeting, 1, timeout_s=20).local_sockets
+        return join(meeting, 1, deadline=Deadline(20)).local_sockets
 
     host, connector = in_threads(joining(meeting, 0, timeout_s=20), flood)
     close([host, connector, *silent])
@@ -143,13 +144,14 @@ def test_another_user_is_turned_away_even_with_the_key():
         import os, pickle, sys
         meeting = pickle.loads(bytes.fromhex(sys.argv[1]))
         from shmring._bootstrap import join as bootstrap, local
+        from shmring._system.deadline import Deadline
         point = local.meeting_point(meeting)
         local.meeting_point = lambda world, suffix=b"": point + suffix
         os.setuid(65534)
         print("ready", flush=True)
         sys.stdin.readline()
         try:
-            bootstrap.join(meeting, 1, timeout_s=1)
+            bootstrap.join(meeting, 1, deadline=Deadline(1))
         except Exception as error:
             print(type(error).__name__, error)
         """

@@ -81,6 +81,14 @@ def test_all_exceptions_of_a_chain_count(chain, tier):
     during = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
     text = during.join(f"Traceback (most recent call last):\n  x\n{line}" for line in chain)
     assert tier_of(traceback_tail(text.splitlines())) is tier
+    after_an_error = Tier.CHAINED if tier is Tier.OWN else tier
+    assert tier_of(traceback_tail(text.splitlines()), follows_another=True) is after_an_error
+
+
+@pytest.mark.parametrize("text", ["", "failed: rank 1 has ended", "one line\nand another"])
+def test_a_text_without_a_traceback_is_a_consequence_if_the_rank_has_noted_one(text):
+    assert tier_of(text.splitlines()) is Tier.OWN
+    assert tier_of(text.splitlines(), follows_another=True) is Tier.CONSEQUENCE
 
 
 @pytest.mark.parametrize("error", ["the communicator was aborted: rank 1", "a process has failed: rank 1"])
