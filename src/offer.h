@@ -5,7 +5,6 @@
 
      producer   OPEN --------------------> STAGED       the consumer did not come in time; the pieces follow
      consumer   OPEN --> READING --------> READ         the message is received
-                              |---------> READ_SLOWLY  it is, but the ring is faster for such messages
                               '---------> REFUSED      the consumer cannot read that memory; the pieces follow
      producer   OPEN, READING -----------> WITHDRAWN    the bytes are no longer valid; nothing follows
 
@@ -20,7 +19,6 @@ enum sr_offer_state {
     SR_OFFER_OPEN,
     SR_OFFER_READING,
     SR_OFFER_READ,
-    SR_OFFER_READ_SLOWLY,
     SR_OFFER_REFUSED,
     SR_OFFER_STAGED,
     SR_OFFER_WITHDRAWN,
@@ -77,7 +75,7 @@ static inline bool sr_offer_begin(struct sr_offer *offer)
     return sr_flag_replace(&offer->state, SR_OFFER_OPEN, SR_OFFER_READING);
 }
 
-/* End a read with READ, READ_SLOWLY or REFUSED. The exchange releases: it comes after all reads. Return false if
+/* End a read with READ or REFUSED. The exchange releases: it comes after all reads. Return false if
    the producer has withdrawn the message meanwhile. */
 static inline bool sr_offer_answer(struct sr_offer *offer, enum sr_offer_state answer, struct sr_event *event)
 {

@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
+class _CommStats(_Stats):
+    chosen_paths_of_messages: dict[int, dict[str, dict[int, str]]]
+
 class Comm(Messages):
     """A communicator: one rank's membership in a group of ranks, with the calls among them."""
 
@@ -201,7 +204,7 @@ class Comm(Messages):
     ) -> Any:
         """Return a copy of the root's items[rank]."""
 
-    def stats(self) -> _Stats:
+    def stats(self) -> _CommStats:
         """Return counters of this rank since it joined, and properties of the machine, as a dict. Local."""
 
     def trace(self, path: str | PathLike[str]) -> Trace:

@@ -861,7 +861,8 @@ cdef class Comm(Messages):
             copied directly from the sender's array, and not from a ring. `paths`: number of calls by path. `path`: path
             of the last call. `chosen_paths` and `chosen_paths_of_shared`: by call, and by the least length of a size
             class in bytes, the path of the next call with private or shared arrays, as far as this rank knows. One rank
-            has chosen it by measurement (docs/explanation/algorithms.md).
+            has chosen it by measurement (docs/explanation/algorithms.md). `chosen_paths_of_messages`: by destination,
+            by "private" or "shared", and by size class, the path of the next message, which this rank has chosen.
             `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
             `isa`: the instruction set of the kernels.
 
@@ -872,7 +873,7 @@ cdef class Comm(Messages):
         >>> comm.stats()["calls"] - before
         1
         """
-        return self.engine.stats()
+        return self.engine.stats() | {"chosen_paths_of_messages": self.endpoint.chosen_paths()}
 
     def trace(self, path):
         """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto. Local.

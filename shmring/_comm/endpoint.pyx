@@ -9,6 +9,7 @@ from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
+from .._core.path_trials cimport Choice, next_path
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -32,8 +33,8 @@ from .._p2p.matching cimport (
     withdraw, withdraw_all,
 )
 from .._p2p.messages cimport (
-    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, TO_BE_OFFERED, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait,
-    frame_tag, least_offered,
+    ANY, COMPLETE, DAMAGED, LEAST_MEASURED_NBYTES, MESSAGE_CLASSES, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer,
+    UnexpectedMessage, Wait, frame_tag, least_offered,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -296,22 +297,39 @@ cdef class Endpoint:
             else:
                 if self.matching.peer[message.peer].out.ring == NULL:
                     self.open_ring_to(message.peer)
-                self.plan_offer(message)
+                self.find_place(message)
             if message.wants_receipt:
                 self.number_receipt(message)
             post_send(&self.matching, message)
         return 0
 
-    # Decide whether the receiver is to copy the message from where it lies.
-    cdef void plan_offer(self, Message *message) noexcept:
+    # Find the place of the message if it is so long that the receiver may copy it from there.
+    cdef void find_place(self, Message *message) noexcept:
         cdef Group *g = &self.engine.g
         if message.nbytes < least_offered(g):
             return
         if g.nblocks > 0 and self.engine.find_block(message.data, message.nbytes, &message.block, &message.place):
-            message.offering = TO_BE_OFFERED
+            message.has_place = True
         elif g.single_copy and message.nbytes >= g.tuning.single_copy_message_nbytes:
-            message.offering = TO_BE_OFFERED
+            message.has_place = True
             message.block, message.place = SR_PRIVATE, <uintptr_t> message.data
+
+    # Return the paths of the next messages: {dest: {"private" or "shared": {least bytes of the class: path}}}.
+    cdef dict chosen_paths(self):
+        cdef Choice *choice
+        cdef int rank, at
+        found = {}
+        for rank in range(self.matching.size if self.matching.peer != NULL else 0):
+            if self.matching.peer[rank].choice == NULL:
+                continue
+            for at in range(2 * MESSAGE_CLASSES):
+                choice = &self.matching.peer[rank].choice[at]
+                if choice.used:
+                    shared, size_class = divmod(at, MESSAGE_CLASSES)
+                    paths = found.setdefault(rank, {}).setdefault("shared" if shared else "private", {})
+                    paths[LEAST_MEASURED_NBYTES << size_class] = (
+                        ("ring", "zero_copy" if shared else "single_copy", "streamed_ring")[next_path(choice)])
+        return found
 
     cdef int number_receipt(self, Message *message) except -1:
         cdef Peer *p = &self.matching.peer[message.peer]
@@ -345,8 +363,13 @@ cdef class Endpoint:
     cdef int open_ring_to(self, int rank) except -1:
         cdef Group *g = &self.engine.g
         cdef size_t nbytes = self.matching.ring_nbytes
+        cdef Peer *p = &self.matching.peer[rank]
+        if p.choice == NULL:
+            p.choice = <Choice *> calloc(2 * MESSAGE_CLASSES, sizeof(Choice))
+            if p.choice == NULL:
+                raise MemoryError()
         offset = sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank,
-                                               self.matching.peer[rank].lane)
+                                               p.lane)
         nbytes = sr_layout_message_room_nbytes(nbytes)
         segments.allocate(self.fd, offset, nbytes, purpose="a message ring")
         self.segment.populate(offset, nbytes)
@@ -570,6 +593,7 @@ cdef void free_tables(Matching *m) noexcept:
     if m.peer != NULL:
         for rank in range(m.size):
             free(m.peer[rank].numbers_in_use)
+            free(m.peer[rank].choice)
     free(m.peer)
     free(m.seen)
     free(m.source)

@@ -54,7 +54,7 @@ DEFAULTS: dict[str, int] = {
 # - Single copies gain, most with huge pages. An all_to_all of 16 MiB takes 0.64 of the time with huge pages,
 #   else 0.75. Where ranks measure which way is faster, the sizes here have no effect: path_choice.pxd.
 # - A message of 16 KiB and back takes half of the time by a single copy, if it was not written before; of
-#   8 KiB as long as through the ring. Beyond that size the receiver measures which way is faster, so this is
+#   8 KiB as long as through the ring. Beyond that size the sender measures which way is faster, so this is
 #   not tuned.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {

@@ -7,7 +7,8 @@ from .core_distance cimport begin_ping, step_ping
 from .group cimport (
     AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
 )
-from .path_choice cimport begin_choice, choice_of, chooser_of, has_one_giver, is_timed, next_path, note_call
+from .path_choice cimport begin_path, choice_of, chooser_of, has_one_giver, note_path
+from .path_trials cimport is_timed, next_path
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
 from .single_copy cimport can_be_read, is_worth_single_copy
 
@@ -47,9 +48,9 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 # Begin a measured call: time it, if this rank chooses the path.
 cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
     if not c.choice.used:
-        begin_choice(c.choice, c.x_block != 0)
+        begin_path(c.choice, c.x_block != 0)
     c.chooses = chooser_of(g, c) == g.rank
-    if c.chooses and is_timed(c.choice, c):
+    if c.chooses and is_timed(c.choice, c.nbytes):
         c.begin_ns = sr_now_ns()
         c.gap_ns = c.begin_ns - c.choice.ended_ns
         c.lines_awaited_ns = 0
@@ -134,6 +135,6 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
 cdef inline void finish(Group *g, Call *c, int path) noexcept nogil:
     count_path(g, path)
     if c.chooses:
-        note_call(g, c.choice, c, path == SINGLE_COPY or path == ZERO_COPY)
+        note_path(g, c, path == SINGLE_COPY or path == ZERO_COPY)
     if g.far != g.announced_far:
         set_far(g, g.announced_far != 0)

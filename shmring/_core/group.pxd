@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr
 from libc.string cimport memcpy
 
 from .kernels cimport SR_BOOL, SR_DTYPES, SR_LAND, sr_kernels
+from .path_trials cimport Choice
 from .segment cimport (
     SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_LINES, SR_NO_ABORT, SR_RECORDS, SR_UNDER_WAY, sr_abort_pack, sr_abort_set,
     sr_call_line, sr_event_signal, sr_flag, sr_flag_load, sr_flag_publish, sr_flag_reached, sr_header, sr_lane,
@@ -77,20 +78,6 @@ cdef struct Stats:
 cdef enum:
     CHOICE_KINDS = 8      # kinds of calls whose path is measured, from REDUCE_SCATTER to ALL_TO_ALL, ...
     CHOICE_CLASSES = 16   # ... and their size classes, by powers of two: see path_choice.pxd
-
-
-# The measured path of the calls of one kind and size class. All but the first two are those of the rank that chooses.
-cdef struct Choice:
-    bint in_place              # the path of the next call, as announced; 0: through slots
-    bint used                  # there was such a call
-    bint best                  # the path that was faster when last tried
-    bint is_trial              # the other path is being tried
-    uint32_t count             # of calls since the trial began, or since the last one ended
-    uint32_t interval          # calls between two trials
-    uint32_t timed             # calls of the present path in this trial or window
-    uint64_t time              # their time, in ps a byte: the least, or the mean, see note_time
-    uint64_t before            # the same, of the last window of the best path
-    uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.

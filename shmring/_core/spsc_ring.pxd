@@ -114,7 +114,7 @@ cdef extern from "spsc_ring.h" nogil:
 
 cdef extern from "offer.h" nogil:
     cdef enum:
-        SR_OFFER_OPEN, SR_OFFER_READ, SR_OFFER_READ_SLOWLY, SR_OFFER_REFUSED, SR_OFFER_STAGED
+        SR_OFFER_OPEN, SR_OFFER_READ, SR_OFFER_REFUSED, SR_OFFER_STAGED
     sr_offer *sr_offer_put(sr_ring_end *, sr_frame *head, uint64_t place, uint64_t block)
     int sr_offer_state(const sr_offer *)
     bint sr_offer_stage(sr_offer *)

@@ -6,7 +6,9 @@ _comm/endpoint            one thread at a time advances the messages of a commun
     |
 matching                  match tables, order, unexpected messages; within a host and between hosts; waits
     |
-offers                    large messages that are copied once; `messages` has the structures of all
+message_path              through the ring or in place, by measurement
+    |
+offers                    messages that are copied once; `messages` has the structures of all
 
 ring, broadcast           `shmring.Ring` and `shmring.Broadcast`, which need no communicator
     |

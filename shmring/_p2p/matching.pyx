@@ -34,11 +34,12 @@ from .._transport.channel cimport (
     sr_channels_step, sr_channels_wake,
 )
 from .messages cimport (
-    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER,
-    OFFERED, OTHER_ITEMS, TOO_LONG, TO_BE_OFFERED, UNMATCHED, Failure, Matching, Message, Peer, UnexpectedMessage, Wait,
-    frame_tag, is_probe_for,
+    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, IN_PLACE, MOVING, NEAR_SIDE, NEEDS_ROOM, NO_FAILURE, NO_OFFER,
+    OFFERED, OTHER_ITEMS, STAGED, STREAMED_THROUGH_RING, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message,
+    Peer, UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
-from .offers cimport begin_copy, note_ring_speed, push_offer, step_offer
+from .message_path cimport begin_send, note_send
+from .offers cimport push_offer, step_offer
 
 cdef enum:
     # Measured with bench/peers/peers.py --call ping_pong: one piece is sent while the previous one is received.
@@ -359,11 +360,19 @@ cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil:
 # ---- sending -------------------------------------------------------------------------------------------------
 
 cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
+    cdef int status
     if p.channel != NULL:
         return sr_channel_push(m.channels, p.channel, &message.out)
-    if message.offering == TO_BE_OFFERED or message.offering == OFFERED:
-        return push_offer(m, p, message)
-    return sr_ring_push(&p.out, &message.out)
+    if not message.has_begun:
+        begin_send(m, p, message)
+    if message.path == IN_PLACE and message.offering != STAGED:
+        status = push_offer(p, message)
+    else:
+        p.out.stream = message.path == STREAMED_THROUGH_RING
+        status = sr_ring_push(&p.out, &message.out)
+    if status == SR_RING_WHOLE and message.choice != NULL:
+        note_send(m, message)
+    return status
 
 
 # Before this rank leaves: put every offered message for which there is room into its ring, where it can still be
@@ -376,8 +385,7 @@ cdef void stage_offers(Matching *m) noexcept nogil:
         p = &m.peer[rank]
         message = p.first_send
         while message != NULL:
-            if message.offering == TO_BE_OFFERED:
-                message.offering = NOT_OFFERED
+            message.has_place = False   # of those that have not begun
             message.offered_ns = 0
             message = message.next
     step_sends(m)
@@ -391,7 +399,6 @@ cdef void post_send(Matching *m, Message *message) noexcept nogil:
     message.out.data = message.data
     message.out.offset = 0
     message.next = NULL
-    p.out.stream = m.g.far and message.nbytes >= m.g.tuning.far_stream_nbytes
     if p.first_send == NULL:
         if push(m, p, message) == SR_RING_WHOLE:
             finish_send(m, p, message)
@@ -503,7 +510,7 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     p.incoming.data = unexpected.data
     p.incoming.nbytes = unexpected.nbytes
     p.incoming.offset = 0
-    begin_copy(m, p, unexpected.is_offered)
+    p.reading = TO_BE_READ if unexpected.is_offered else NO_OFFER
 
 
 # Begin to receive the next message of the source if a receive matches it.
@@ -534,7 +541,7 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     p.incoming.data = message.data
     p.incoming.nbytes = head.message_nbytes
     p.incoming.offset = 0
-    begin_copy(m, p, head.flags & SR_FRAME_OFFER != 0)
+    p.reading = TO_BE_READ if head.flags & SR_FRAME_OFFER else NO_OFFER
     message.state = MOVING
     message.failure = failure_of(message)
     if message.failure != NO_FAILURE:
@@ -544,8 +551,6 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
 
 cdef void finish_incoming(Matching *m, Peer *p) noexcept nogil:
     p.receiving = False
-    if p.copy_ns != 0 and p.reading == NO_OFFER:
-        note_ring_speed(p)
     if p.receiver != NULL:
         complete_receive(m, p.receiver)
     elif p.unexpected != NULL:

@@ -5,6 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport Group
+from .._core.path_trials cimport Choice
 from .._core.segment cimport SR_CACHE_LINE, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_offer, sr_outgoing, sr_receipts, sr_ring_end
 from .._engine.queue cimport Pollable
@@ -39,13 +40,19 @@ cdef enum Outcome:    # result of a step, besides PROGRESSED and BLOCKED of Stat
     DAMAGED           # the ring of matching.unmatched_source holds invalid data
 
 
-# A large message to a rank of this host is offered first: the receiver copies it from where it lies, see offer.h. If
-# the receiver comes late and the ring has room, or if it cannot read that memory, the message goes through the ring.
+# The path of a message to a rank of this host.
+cdef enum MessagePath:
+    THROUGH_RING          # the sender copies it into a ring, and the receiver out of it
+    IN_PLACE              # the sender offers it: the receiver copies it from where it lies, see offer.h
+    STREAMED_THROUGH_RING   # the sender writes the ring by streaming stores
+
+
+# The progress of an offer. If the receiver comes late and the ring has room, or if it cannot read that memory, the
+# message goes through the ring.
 cdef enum Offering:
     NOT_OFFERED
-    TO_BE_OFFERED
     OFFERED
-    STREAMED    # was offered, and goes through the ring
+    STAGED      # was offered, and goes through the ring
 
 
 # A posted send, receive or probe. It is linked into Matching until it is complete.
@@ -71,9 +78,16 @@ cdef struct Message:
     bint takes               # a matched probe: it takes the message, so that no receive or probe finds it
     UnexpectedMessage *taken   # the message that it took; or that this receive gets, instead of any other
     sr_outgoing out          # only for a send, as all that follow
-    Offering offering
-    uint64_t place           # in an offer
+    bint has_place           # the receiver may copy it from `place` in `block`
+    uint64_t place
     uint64_t block
+    bint has_begun           # its path is chosen, among these:
+    MessagePath path
+    uint32_t paths           # one bit for each
+    Choice *choice           # of its class of messages; NULL: its path is not measured
+    uint64_t begin_ns        # when it began; 0: it is not timed
+    uint64_t gap_ns          # time since the message before it of its class
+    Offering offering
     sr_offer *offer          # in the ring; valid while OFFERED
     uint64_t offered_ns
 
@@ -97,7 +111,8 @@ cdef struct UnexpectedMessage:
 
 
 cdef enum:
-    OFFER_CLASSES = 5    # of lengths: each is four times as long as the one before
+    LEAST_MEASURED_NBYTES = 2 << 10   # SR_RING_COPY_NBYTES of spsc_ring.h: shorter messages are never streamed
+    MESSAGE_CLASSES = 16    # of lengths from there on: each is twice as long as the one before
     SHARED_TO_PRIVATE = 4   # shared arrays are offered from a quarter on: reading them needs no system call
 
 
@@ -121,10 +136,7 @@ cdef struct Peer:
     sr_ring_end inward       # from the peer; open once the peer is among the sources
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
-    # By class of length, see push_offer:
-    int[OFFER_CLASSES] noffers          # offers that were read since the ring was last preferred, or last measured
-    int[OFFER_CLASSES] nunoffered       # number of the next messages that are not offered
-    int[OFFER_CLASSES] last_unoffered   # what nunoffered got when the ring was last preferred; 0 after ENOUGH_OFFERS
+    Choice *choice           # the paths of messages to the peer, see choice_of; allocated when `out` is opened
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
@@ -134,11 +146,6 @@ cdef struct Peer:
     Reading reading
     uint64_t place           # ... if its sender has offered it
     uint64_t block
-    uint64_t copy_ns         # time that this rank has copied it, or when it began to come through the ring
-    # By class of length: bytes a ns of messages through the ring, number of messages that it is the mean of, and number
-    # of offered messages in a row that were slow.
-    double[OFFER_CLASSES] ring_speed
-    int[OFFER_CLASSES] nmeasured, nslow
     Message *receiver        # ... into the memory of this receive; if that fails, the message is discarded; or
     UnexpectedMessage *unexpected             # ... into this; both NULL: the message is discarded
 
@@ -193,7 +200,6 @@ cdef inline uint32_t frame_tag(const Message *message) noexcept nogil:
     return <uint32_t> message.tag | message.context << CONTEXT_SHIFT
 
 
-# The length from which messages of shared arrays are offered, and from which the time in the ring is measured. An offer
-# takes a cache line itself.
+# The length from which messages of shared arrays are offered. An offer takes a cache line itself.
 cdef inline size_t least_offered(const Group *g) noexcept nogil:
     return max(g.tuning.single_copy_message_nbytes // SHARED_TO_PRIVATE, <size_t> SR_CACHE_LINE)

@@ -16,6 +16,7 @@ from ranks import Died, Ranks, interrupted, turns, until_there, when_there
 
 import shmring
 from shmring import ANY_SOURCE, ANY_TAG
+from shmring._config import thresholds, tuning_table
 from tests.p2p.test_point_to_point import TINY
 
 SOON_S = 10
@@ -66,20 +67,62 @@ def test_only_shared_arrays_are_read_without_the_kernel(world_of):
 
 
 def send_many(comm):
-    x, many = np.ones(1 << 16), 800
-    for n in range(2 * many):
-        if n == many:
-            before = in_place(comm)
+    x, many = np.ones(1 << 16), 1200
+    for _ in range(many):
         if comm.rank == 0:
             comm.send(x, 1)
         else:
             comm.recv(x, 0)
-    return many - (in_place(comm) - before)
+    return many - in_place(comm)
 
 
-def test_the_ring_is_measured_again_while_offers_are_faster(world_of):
+def test_the_ring_is_tried_again_and_again(world_of):
     """Else a wrong measurement at the start, when the ring is cold, would hold for ever."""
-    assert world_of(2, SHMRING_SINGLE_COPY="auto")(send_many)[1] >= 800 // 128
+    assert world_of(2, SHMRING_SINGLE_COPY="auto")(send_many)[1] >= 3 * 6
+
+
+def send_by_size(comm):
+    for nbytes in (8, 1024, 100_000):
+        x = new_array(comm, "private", nbytes, "u1")
+        for turn in range(20):
+            x[:] = turn
+            comm.send(x, 1 - comm.rank)
+            comm.recv(x, 1 - comm.rank)
+            assert (x == turn).all()
+    y = new_array(comm, "shared", 100_000, "u1")
+    comm.sendrecv(y, 1 - comm.rank, y.copy(), 1 - comm.rank)
+    return comm.stats()["chosen_paths_of_messages"]
+
+
+def test_stats_have_the_paths_of_messages_by_destination_and_size(world_of):
+    for rank, found in enumerate(world_of(2, SHMRING_SINGLE_COPY="auto")(send_by_size)):
+        assert list(found) == [1 - rank]
+        paths = found[1 - rank]
+        assert paths["private"].keys() <= {65536}  # empty if processes may not read each other's memory
+        assert set(paths["private"].values()) <= {"ring", "single_copy", "streamed_ring"}
+        assert paths["shared"] == {65536: "zero_copy"}
+    assert world_of(2, **ALWAYS)(send_by_size) == [{}, {}]
+
+
+STREAMING = 2048
+
+
+def send_streamed(comm):
+    """Enough messages that each path is tried; the receiver checks every byte."""
+    x, y = np.zeros(3000, "u1"), np.zeros(3000, "u1")
+    for turn in range(400):
+        x[:] = turn % 251
+        comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
+        assert (y == turn % 251).all()
+    return comm.stats()["chosen_paths_of_messages"][1 - comm.rank]["private"]
+
+
+def test_stores_for_far_cores_are_tried_and_chosen_by_measurement(world_of, tmp_path):
+    table = tmp_path / "tuning.json"
+    tuning_table.save(table, {2: {"any": {"far_stream_nbytes": STREAMING}}}, thresholds.LIMITS)
+    for found in world_of(2, SHMRING_TUNING=str(table))(send_streamed):
+        assert found.keys() == {STREAMING}
+        assert found[STREAMING] in ("ring", "streamed_ring")
 
 
 # ---- every call -------------------------------------------------------------------------------------------
@@ -296,7 +339,7 @@ def test_ranks_may_both_send_first_what_fits_into_a_ring(world_of, memory, setti
 
 
 def count_in_place(comm, number):
-    x, counts = np.zeros(1 << 20, "u1"), []
+    x, counts = np.zeros(1 << 16, "u1"), []
     for _ in range(number):
         if comm.rank == 0:
             comm.send(x, 1)
@@ -307,29 +350,30 @@ def count_in_place(comm, number):
     return counts
 
 
-def test_both_ways_are_tried_before_one_is_chosen(world_of):
+def test_other_paths_are_tried_after_sixteen_messages(world_of):
     """The ring has no room for these messages, so none is late."""
     skip_unless_allowed(world_of)
-    counts = world_of(2, SHMRING_MESSAGE_RING=TINY)(count_in_place, 40)[1]
-    assert counts[:12] == [1, 2, 3, 4, *[4] * 7, 5]
-    assert counts[-1] >= 5 + 3
+    counts = world_of(2, SHMRING_MESSAGE_RING=8192)(count_in_place, 60)[1]
+    assert counts[:16] == list(range(1, 17))
+    assert counts[16:22] == [16] * 6  # so many messages are tried at least
 
 
-def be_late_once(comm):
-    x = np.zeros(100_000)
-    for turn in range(8):
-        if comm.rank == 0:
-            comm.send(x, 1)
-        else:
-            if turn == 0:
-                time.sleep(LATE_S)
-            comm.recv(x, 0)
+def be_late(comm, sent_path):
+    x = np.zeros(COUNT)
+    if comm.rank == 0:
+        comm.send(np.arange(float(COUNT)), 1)
+        sent_path.touch()
+    else:
+        until_there(sent_path)
+        comm.recv(x, 0)
+        assert (x == np.arange(COUNT)).all()
     comm.barrier()
     return in_place(comm)
 
 
-def test_a_receiver_that_is_late_gets_the_next_messages_through_the_ring(world_of):
-    assert world_of(2)(be_late_once)[1] == 0
+def test_a_message_whose_receiver_is_late_goes_through_the_ring(world_of, tmp_path):
+    for turn, settings in enumerate(({}, ALWAYS)):
+        assert world_of(2, **settings)(be_late, tmp_path / f"{turn}")[1] == 0
 
 
 def change_at_once(comm, memory):

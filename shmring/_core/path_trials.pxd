@@ -1,0 +1,155 @@
+# Trials of the paths of calls or messages. Which path is fastest depends on what the caches hold and on how far apart
+# the cores are, so one rank measures: it times the calls of each class. From time to time it tries each other path for
+# a few calls, and keeps a faster one. The first trials come after a number of calls that the caller gives, the next
+# after 16 if the path has changed, and else after four times as many as before, up to 512. They come after a quarter of
+# that if the calls of the present path have become a quarter faster or a third slower.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t
+
+from .segment cimport sr_now_ns
+
+
+cdef enum:
+    MOST_PATHS = 3
+    WINDOW_CALLS = 16     # calls of the present path whose times are taken together
+    HOPELESS_CALLS = 6    # in a trial; they suffice if the other path takes a third longer
+    TRIED_CALLS = 12      # in a trial: the caches take eight calls of 16 MiB to adapt to the other path
+    MOST_INTERVAL = 512   # calls between trials, ...
+    SOONER = 4            # ... or one in so many of them if something has changed
+    ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
+    NOT_TIMED = 0
+
+
+# The time that stands for several calls of one path. FASTEST_CALL: other processes disturb it least. MEAN_CALL: for a
+# rank that alone gives data, since it may be ahead of the others in some calls; an interruption counts little, as each
+# call counts at most twice the mean so far. MEAN_ON_SHARED_CPUS: the number of switches between ranks depends on the
+# path, and times differ most from call to call.
+cdef enum Timing:
+    FASTEST_CALL
+    MEAN_CALL
+    MEAN_ON_SHARED_CPUS
+
+
+# The measured path of the calls of one class. All but the first two are those of the rank that chooses.
+cdef struct Choice:
+    bint used                  # there was such a call
+    bint in_place              # of a collective: the path of the next call, as announced; 0: through slots
+    int best                   # the path that was fastest when last tried
+    int tried                  # in a trial: the path that is tried; else `best`
+    uint32_t count             # of calls since the trial began, or since the last one ended
+    uint32_t interval          # calls between two trials
+    uint32_t most_gaps         # the time before a call counts up to so many times the time of the call
+    uint32_t timed             # calls of the present path in this trial or window
+    uint64_t time              # their time, in ps a byte
+    uint64_t before            # the same, of the last window of the best path
+    uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
+
+
+# Begin to measure a class. interval: calls before the first trial.
+cdef inline void begin_choice(Choice *choice, int path, uint32_t interval, uint32_t most_gaps) noexcept nogil:
+    choice.used = True
+    choice.best = choice.tried = path
+    choice.interval = interval
+    choice.most_gaps = most_gaps
+
+
+# The path of the next call.
+cdef inline int next_path(const Choice *choice) noexcept nogil:
+    return choice.tried
+
+
+# True if the call, which has not begun, is to be timed. The last window before a trial always is.
+cdef inline bint is_timed(const Choice *choice, size_t nbytes) noexcept nogil:
+    return (choice.tried != choice.best or nbytes >= ALWAYS_TIMED_NBYTES
+            or choice.count + WINDOW_CALLS >= choice.interval
+            or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS)
+
+
+# Note the time of a call, in picoseconds a byte, since the calls of a class differ in length. It includes the gap since
+# the last call of its class: a rank writes its array more slowly after other ranks have read it in place. Most of a
+# long gap says nothing about the path.
+cdef inline void note_time(Choice *choice, Timing timing, size_t nbytes, uint64_t took_ns,
+                           uint64_t gap_ns) noexcept nogil:
+    cdef uint64_t time = 1 + (took_ns + min(gap_ns, choice.most_gaps * took_ns)) * 1000 // nbytes
+    if choice.timed == 0:
+        choice.time = time
+    elif timing == MEAN_ON_SHARED_CPUS:
+        choice.time = mean_with(choice, time)
+    elif timing == MEAN_CALL:
+        if choice.timed == 1:
+            choice.time = min(choice.time, 2 * time)
+        choice.time = mean_with(choice, min(time, 2 * choice.time))
+    else:
+        choice.time = min(choice.time, time)
+    choice.timed += 1
+
+
+# Return the mean of the calls so far and one more.
+cdef inline uint64_t mean_with(const Choice *choice, uint64_t time) noexcept nogil:
+    return (choice.time * choice.timed + time) // (choice.timed + 1)
+
+
+# The part of the time that another path has to save: one in so many.
+cdef inline uint64_t least_gain(Timing timing) noexcept nogil:
+    if timing == MEAN_ON_SHARED_CPUS:
+        return 5
+    return 16 if timing == MEAN_CALL else 32
+
+
+# Note a call that has ended. paths: one bit for each path that it could take. begin_ns: 0 if it was not timed. In a
+# trial the first call of a collective still takes the path announced before, and the second one follows a call of that
+# path, so neither counts.
+cdef inline void note_call(Choice *choice, Timing timing, uint32_t paths, int path, size_t nbytes, uint64_t begin_ns,
+                           uint64_t gap_ns) noexcept nogil:
+    cdef bint follows_timed = choice.ended_ns != NOT_TIMED
+    choice.ended_ns = NOT_TIMED
+    if begin_ns and path == choice.tried:
+        choice.ended_ns = sr_now_ns()
+        if follows_timed:
+            note_time(choice, timing, nbytes, choice.ended_ns - begin_ns, gap_ns)
+    choice.count += 1
+    if choice.tried == choice.best:
+        if choice.count % WINDOW_CALLS == 0:
+            end_window(choice, timing, paths)
+    elif choice.count == TRIED_CALLS or (choice.count == HOPELESS_CALLS and choice.timed > 0
+                                         and 3 * choice.time > 4 * choice.before):
+        end_trial(choice, least_gain(timing), paths)
+
+
+# Begin trials if it is time for them. If ranks share CPUs, the times of two windows differ too much to say whether
+# something has changed.
+cdef inline void end_window(Choice *choice, Timing timing, uint32_t paths) noexcept nogil:
+    cdef bint is_faster = 4 * choice.time < 3 * choice.before
+    cdef bint is_slower = 3 * choice.time > 4 * choice.before
+    cdef bint is_known = choice.timed > 0 and choice.before != NOT_TIMED
+    cdef bint has_changed = is_known and timing != MEAN_ON_SHARED_CPUS and (is_faster or is_slower)
+    cdef bint is_due = choice.count >= (choice.interval // SOONER if has_changed else choice.interval)
+    if choice.timed > 0 and (is_due or not has_changed):
+        choice.before = choice.time
+    if is_due:
+        try_next_path(choice, paths)
+    choice.timed = 0
+
+
+# End a trial: keep the path if it is faster, else try the next one.
+cdef inline void end_trial(Choice *choice, uint64_t gain, uint32_t paths) noexcept nogil:
+    if choice.timed > 0 and gain * choice.time < (gain - 1) * choice.before:
+        choice.best = choice.tried
+        choice.before = choice.time
+        choice.interval = WINDOW_CALLS
+        choice.count = choice.timed = 0
+        return
+    try_next_path(choice, paths)
+    if choice.tried == choice.best:
+        choice.interval = min(4 * choice.interval, <uint32_t> MOST_INTERVAL)
+
+
+# The next path after the present one, in a circle that ends with the best one.
+cdef inline void try_next_path(Choice *choice, uint32_t paths) noexcept nogil:
+    choice.count = choice.timed = 0
+    choice.ended_ns = NOT_TIMED   # the next call follows one of another path
+    while True:
+        choice.tried = (choice.tried + 1) % MOST_PATHS
+        if choice.tried == choice.best or paths >> choice.tried & 1:
+            return
