@@ -32,7 +32,7 @@ import numpy as np
 
 from .._arrays import shapes
 from .._core import kernels
-from .._engine import state
+from .._diagnostics.flight_recorder import ALGORITHMS, DTYPES, KINDS, WIRES
 from .._system import segments
 from ..errors import Closed, Mismatch
 
@@ -40,11 +40,11 @@ cnp.import_array()
 
 
 cdef str SUM = "sum"   # the object that is the default of op, so comparing identities is enough
-cdef dict OP_NUMBERS = {name: number for number, name in enumerate(state.OPS)}
-cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(state.WIRES)}
-cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(state.ALGORITHMS)}
+cdef dict OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
+cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(WIRES)}
+cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(ALGORITHMS)}
 cdef double MOST_LINGER_S = 0.05   # seconds; Ctrl-C is not handled meanwhile
-cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(state.KINDS) if number <= BARRIER}
+cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(KINDS) if number <= BARRIER}
 
 
 # ---- properties of kinds -------------------------------------------------------------------------------
@@ -560,7 +560,7 @@ cdef class Collectives:
         It is "native" in every new communicator, even in one made by `split` or `dup`, which may belong to a library.
         A communicator made by `shrink` or `grow` has the value of the communicator that it replaces.
         """
-        return state.WIRES[self.default_wire]
+        return WIRES[self.default_wire]
 
     @wire.setter
     def wire(self, name):
@@ -761,7 +761,7 @@ cdef class Collectives:
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
         c.op = SR_SUM if op is SUM else number_named(OP_NUMBERS, op, "op")
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
-            dtype = state.DTYPES[c.dtype]
+            dtype = DTYPES[c.dtype]
             known = kernels.ops(dtype)
             remedy = "; convert it to floats, or divide the sum" if c.op == SR_AVG else ""
             raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}{remedy}")
@@ -772,7 +772,7 @@ cdef class Collectives:
             if algorithm is not None:
                 c.algorithm = number_named(ALGORITHM_NUMBERS, algorithm, "algorithm")
             if self.engine.g.inter != NULL and c.algorithm != AUTO:
-                raise ValueError(f"algorithm {state.ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
+                raise ValueError(f"algorithm {ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
 
@@ -793,7 +793,7 @@ cdef class Collectives:
             if wire is None or number == SR_WIRE_NATIVE:
                 return None
             raise ValueError(f"wire is {wire!r}; that is for sums and averages of float32 and shorter floats, not for "
-                             f"{state.OPS[c.op]} of {state.DTYPES[c.dtype]}")
+                             f"{kernels.OPS[c.op]} of {DTYPES[c.dtype]}")
         c.wire = number
         if number == SR_WIRE_NATIVE or is_small:
             return None

@@ -23,7 +23,7 @@ from .vector cimport run_vector
 from . import objects
 from .._arguments import is_no_list
 from .._diagnostics import failures, flight_recorder
-from .._engine import state
+from .._engine.state import MEANWHILE
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import segments
 from .._arrays import buffers
@@ -1009,7 +1009,7 @@ cdef class Comm(Messages):
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
         if self.endpoint.is_messaging:
-            raise RuntimeError(f"shrink() {state.MEANWHILE}")
+            raise RuntimeError(f"shrink() {MEANWHILE}")
         self.engine.enter_call()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
@@ -1089,7 +1089,7 @@ cdef class Comm(Messages):
             raise
         self.engine.check_idle()
         if self.endpoint.is_messaging:
-            raise RuntimeError(f"grow() {state.MEANWHILE}")
+            raise RuntimeError(f"grow() {MEANWHILE}")
         larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
         self.close()
         return larger
@@ -1150,7 +1150,7 @@ cdef class Comm(Messages):
         if self.engine.closed_because is not None:   # by another thread
             return
         if self.endpoint.is_messaging:
-            raise RuntimeError(f"close() {state.MEANWHILE}")
+            raise RuntimeError(f"close() {MEANWHILE}")
         self.endpoint.stage_sends()
         try:
             self.engine.close()   # returns at once: nothing is pending

@@ -21,7 +21,8 @@ from .work cimport Work
 import numpy as np
 
 from .._arguments import integer
-from .._engine import state
+from .._diagnostics.flight_recorder import DTYPE_NBYTES, DTYPES
+from .._engine.state import TAKEN
 
 cnp.import_array()
 
@@ -142,7 +143,7 @@ cdef int compare_spans(const void *a, const void *b) noexcept nogil:
 
 
 cdef str shown(int dtype, size_t count):
-    return f"{state.DTYPES[dtype]}[{count}]"
+    return f"{DTYPES[dtype]}[{count}]"
 
 
 # ---- the call ------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ cdef class FusedCollectives(VectorCollectives):
 
 cdef int check_alone(FusedCollectives comm) except -1:
     if comm.fusing:
-        raise RuntimeError(state.TAKEN)
+        raise RuntimeError(TAKEN)
     return 0
 
 
@@ -283,7 +284,7 @@ cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object
     c.kind = ALL_REDUCE
     c.named = ALL_REDUCE_MANY
     c.dtype = dtype
-    c.itemsize = state.DTYPE_NBYTES[dtype]
+    c.itemsize = DTYPE_NBYTES[dtype]
     c.timeout_ns = timeout_ns_of(comm.default_timeout_ns, timeout)
     c.priority = priority_code(priority)
     return comm.describe_reduction(c, op, "auto")
