@@ -1010,7 +1010,7 @@ cdef class Comm(Messages):
         self.engine.check_idle()
         if self.endpoint.is_messaging:
             raise RuntimeError(f"shrink() {MEANWHILE}")
-        self.engine.enter_call()
+        self.engine.reserve_calls()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)
@@ -1025,7 +1025,7 @@ cdef class Comm(Messages):
                 leave_group(parts, left)
                 raise
         finally:
-            self.engine.leave_call()
+            self.engine.release_calls()
         self.close()
         return left
 

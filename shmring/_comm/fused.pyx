@@ -200,7 +200,7 @@ cdef class FusedCollectives(VectorCollectives):
         cdef _Members members
         cdef size_t limit
         cdef int dtype
-        cdef bint has_entered
+        cdef bint has_reserved
         check_alone(self)
         try:
             members = members_of(self, arrays, out)
@@ -215,7 +215,7 @@ cdef class FusedCollectives(VectorCollectives):
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
         check_alone(self)   # again: taking the arrays may run Python, and another thread may have begun meanwhile
-        has_entered = self.engine.enter_call_once()
+        has_reserved = self.engine.reserve_calls_once()
         self.fusing = True
         members.works = [] if async_op else None
         try:
@@ -228,14 +228,14 @@ cdef class FusedCollectives(VectorCollectives):
                     reduce_all_of_dtype(self, &c, members, limit)
             return issue_all(self, members.works) if async_op else None
         except BaseException as error:
-            if has_entered:
+            if has_reserved:
                 self.engine.end_steps(error)
             raise
         finally:
             self.fusing = False
             members.works = None   # they keep `members`
-            if has_entered:
-                self.engine.leave_call()
+            if has_reserved:
+                self.engine.release_calls()
 
 
 cdef int check_alone(FusedCollectives comm) except -1:

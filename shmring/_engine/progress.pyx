@@ -33,7 +33,7 @@ from .queue cimport (
     BACKGROUND, CANDIDATE, CHOSEN, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
     next_of, oldest,
 )
-from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, run_steps, sleep_ns_after, try_briefly
+from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, step_to_end, try_briefly
 
 from .._system import limits
 
@@ -285,7 +285,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             q.group.signal_ns = until_ns
         while status == DONE and not is_finished(q, t):
             first = next_of(q)
-            status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
+            status = step_to_end(q.group, &first.call) if begin(q, first) else UNDESCRIBED
             if status == DONE:
                 finish_or_continue(q, first)
             elif status != SIGNALLED and status != UNDESCRIBED:

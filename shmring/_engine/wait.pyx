@@ -25,7 +25,7 @@ cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
 
 
 # Step a call until it is done, or until another status ends or interrupts the wait.
-cdef int run_steps(Group *g, Call *c) noexcept nogil:
+cdef int step_to_end(Group *g, Call *c) noexcept nogil:
     cdef int status
     if c.interrupted:
         status = wait_long(g, c)
