@@ -1,6 +1,7 @@
 # Collectives whose pieces differ in length. In a first call of the engine, each rank announces the number of rows that
 # it gives to each rank, and their address or, for a few bytes, their contents. If that was not everything, the pieces
-# move in a second call, by the pipeline of the collectives with equal pieces, with a length and a place for each piece.
+# move in a second call, by the algorithms of the collectives with equal pieces, with a length and a place for each
+# piece.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
