@@ -371,7 +371,7 @@ cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, si
     reduce_at(comm, c, members, first, place, bunch.bunch.buffer, bunch.bunch.buffer, count)
     work = members.works[len(members.works) - 1]
     work.kept = bunch
-    work.task.bunch = &bunch.bunch
+    work.task.argument = &bunch.bunch
     work.task.before, work.task.after = pack_bunch, unpack_bunch
     return 0
 
@@ -444,12 +444,12 @@ cdef class _Bunch:
 
 
 cdef void pack_bunch(Task *t) noexcept nogil:
-    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    cdef const Bunch *bunch = <const Bunch *> t.argument
     move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, True)
 
 
 cdef void unpack_bunch(Task *t) noexcept nogil:
-    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    cdef const Bunch *bunch = <const Bunch *> t.argument
     move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, False)
 
 

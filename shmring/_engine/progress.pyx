@@ -605,7 +605,7 @@ cdef enum:
 cdef void prepare_election(Queue *q) noexcept:
     cdef Call *c = &q.election.call
     q.election.turn = CHOSEN
-    q.election.bunch = q
+    q.election.argument = q
     c.kind, c.named = ALL_REDUCE, ELECTION
     c.dtype, c.op = SR_U64, SR_MIN
     c.count = 1
@@ -616,7 +616,7 @@ cdef void prepare_election(Queue *q) noexcept:
 
 
 cdef void enter_election(Group *g, Call *c) noexcept nogil:
-    cdef Queue *q = <Queue *> (<Task *> c).bunch
+    cdef Queue *q = <Queue *> (<Task *> c).argument
     cdef Task *first = oldest(q)
     q.election.number = first.number
     q.candidate = first.call
