@@ -572,10 +572,10 @@ cdef class Collectives:
 
         It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
         background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. If
-        a call does not finish in this time, the next one waits for a quarter of it, but for 0.0002 seconds if
-        `linger_s` allows that; each call that finishes doubles the time again. A call behind unfinished calls goes to
-        the background at once. Each rank may have its own value. It is 0 after `init`. A communicator that is made from
-        another one begins with the value of that one.
+        a call does not finish in this time, the next one waits for a quarter of it, but at least for 0.0002 seconds, or
+        for `linger_s` if that is less; each call that finishes doubles the time again, up to `linger_s`. A call behind
+        unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after `init`. A
+        communicator that is made from another one begins with the value of that one.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -1022,7 +1022,7 @@ cdef int number_named(dict numbers, object name, str what) except -1:
     return number
 
 
-# Arguments of `run` for a call without options.
+# Return the argument `how` of `run` for a call that has no option but a priority.
 cdef inline tuple by(object priority):
     return None if priority is None else (None, None, priority)
 

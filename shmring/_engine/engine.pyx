@@ -53,7 +53,7 @@ cdef double GRACE_S = 0.15     # delay between the reports of ranks that know di
 cdef double NOTIFIED_S = 1.0   # wait for a notification that was sent before a connection ended
 
 cdef enum:
-    WAKE_NS = 200000   # about the time to wake a thread; no call lingers for a shorter time if it may linger so long
+    WAKE_NS = 200000   # about the time to wake a thread; calls linger at least so long, or for a shorter linger_ns
     ATTEMPTS = 8   # attempts to end a communicator while signal handlers raise during it
 
 
@@ -189,8 +189,8 @@ cdef class Engine(State):
             raise Closed(self.closed_because, rank=self.g.rank)
         return 0
 
-    # Run Python's signal handlers during a wait. Raise Closed if one has closed the communicator, or has forked and
-    # this is the child: the call, and the wait that this rank has published, are then the parent's.
+    # Run Python's signal handlers during a wait. Raise Closed if a handler has closed the communicator. Raise it, too,
+    # in a child that a handler has forked: the call and the published wait are the parent's.
     cdef int check_signals(self) except -1:
         PyErr_CheckSignals()
         return self.check_open()
@@ -291,7 +291,7 @@ cdef class Engine(State):
 
     # -- the end --
 
-    # Raise the error of the abort word, the same on every rank of all hosts. Before that, notify the other hosts and
+    # Raise the error of the abort word, the same on every rank of this host. Before that, notify the other hosts and
     # make this rank's shared arrays private. If a signal handler raises meanwhile, its exception is raised instead,
     # after both. beside: this thread may not be that of the collectives.
     cdef int raise_over(self, bint beside=False) except -1:

@@ -273,7 +273,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     while not is_finished(q, t):
         if not sr_flag_take(&q.stepper, WAITER):
             if sr_flag_load(&q.stepper) != WAITER:
-                sr_yield()          # the progress thread gives the stepper back after one step
+                sr_yield()          # the progress thread gives the stepper back after STEPS_AT_ONCE steps at most
                 continue
             sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.event,
                           LONG_SLEEP_NS)   # the thread that steps signals it
@@ -299,8 +299,8 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     return DONE
 
 
-# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. Any other
-# status is left to the thread that waits for the task.
+# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. A status other
+# than SIGNALLED ends this, and is left to the thread that waits for the task.
 cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     cdef int status = SIGNALLED
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
@@ -310,8 +310,8 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
 
 
-# Finish all tasks, since the communicator has ended. The next call is recorded, as the error of a mismatch on other
-# ranks shows it; an election in progress has recorded it already.
+# Finish all tasks, since the communicator has ended. Calls that have not begun are recorded, as the error of a mismatch
+# on other ranks shows them; an election in progress has recorded its call already.
 cdef void finish_all(Queue *q) noexcept nogil:
     cdef Task *t
     acquire_stepper(q)

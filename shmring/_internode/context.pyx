@@ -32,7 +32,8 @@ import select
 
 # ---- posting -------------------------------------------------------------------------------------------------
 
-# Return the head of a message. Both ends post the messages of a call in the same order, so its number identifies it.
+# Return the head of a message. number: of the message in its direction of the connection. Both ends post messages in
+# the same order, so they give a message the same number.
 cdef inline sr_conn_head head_of(InterNode *inter, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
     cdef sr_conn_head head
     head.magic = SR_CONN_MAGIC
