@@ -670,7 +670,7 @@ cdef class Comm(Messages):
         room = self.arrays.one_for_all(shared.room_nbytes(nbytes, nlocks), timeout_s)
         return shared.over(room, lengths, dtype, nlocks, self, self.engine)
 
-    # -- objects: the only calls that pickle --
+    # -- collectives of objects --
 
     def broadcast_object(self, item=None, root=0, *, timeout=None):
         """Return the root's object on every rank: the object itself on the root, a copy on the other ranks.
