@@ -8,7 +8,7 @@
 #include <sys/uio.h>
 
 enum {
-    READS_AT_ONCE = 8, /* from one connection, before the next connection is read */
+    READS_AT_ONCE = 8, /* from one channel, before the next channel is read */
     EVENTS_AT_ONCE = 32,
     MUCH_NBYTES = 4096, /* a read that puts this much into place reads only the next head ahead */
 };

@@ -61,7 +61,7 @@ enum {
     SR_CHANNEL_SCRATCH_NBYTES = 8192,
 };
 
-/* The state of a connection. */
+/* The state of a channel. */
 enum sr_channel_end {
     SR_CHANNEL_OPEN,
     SR_CHANNEL_CLOSED,  /* the other end has closed it, or has died */
@@ -69,7 +69,7 @@ enum sr_channel_end {
     SR_CHANNEL_DAMAGED, /* bytes arrived that no rank of this version sends; `error` is EBADMSG */
 };
 
-/* One connection. Unless a field says otherwise, only the thread that holds `lock` reads and writes it. */
+/* One channel. Unless a field says otherwise, only the thread that holds `lock` reads and writes it. */
 struct sr_channel {
     int fd;
     int rank;              /* of the other end */
@@ -111,7 +111,7 @@ struct sr_channel {
     uint64_t seen_taken;
 };
 
-/* All connections of one rank. */
+/* All channels of one rank. */
 struct sr_channels {
     sr_flag lock; /* 1: a thread works on the channels */
     sr_flag attended; /* 1: the reader waits for news, so other threads need not poll. W reader; R all threads */
@@ -152,7 +152,7 @@ void sr_channels_wake(struct sr_channels *channels);
    arrived. */
 bool sr_channels_poll_abort(struct sr_channels *channels);
 
-/* As sr_ring_push. Return SR_RING_WAIT also if the connection has ended. */
+/* As sr_ring_push. Return SR_RING_WAIT also if the channel has ended. */
 enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_channel *channel,
                                     struct sr_outgoing *message);
 

@@ -23,7 +23,6 @@ static inline size_t sr_slice_begin_grained(size_t count, int n, int index, size
 
 /* Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009): n-1 steps of reduce-scatter, then
    n-1 steps of all-gather. In step s = 1..n-1 of either, rank d sends to rank d-1 ... */
-static inline int sr_ring_to(int rank, int n) { return (rank + n - 1) % n; }
 static inline int sr_ring_from(int rank, int n) { return (rank + 1) % n; }
 
 /* ... slice (d+s) mod n in the reduce-scatter, so that after n-1 steps it owns slice d, ... */

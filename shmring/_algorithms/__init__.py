@@ -1,6 +1,6 @@
 """The collectives among the ranks of one host, over shared memory and without the GIL.
 
-direct: choose_pipeline(), called by the engine for every call
+direct: choose_local_algorithm(), for every call among the ranks of one host, and for local steps
   |-- direct itself       large all_reduce and reduce; reduce and scan with more ranks than CPUs, as a chain
   |-- staged              tiny and small messages, data movement, zero-copy, single copies
   |-- named               algorithms that the caller names: rings, halving and doubling, trees

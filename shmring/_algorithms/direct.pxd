@@ -1,8 +1,8 @@
-# The pipelines that the engine may run; each is an enter and a step, chosen by `choose_pipeline`.
+# The choice of an algorithm among the ranks of one host, and the algorithms of refused calls and of empty ones.
 
 from .._core.group cimport Call, Group
 
-cdef void choose_pipeline(Group *g, Call *c) noexcept nogil
+cdef void choose_local_algorithm(Group *g, Call *c) noexcept nogil
 cdef void enter_refused(Group *g, Call *c) noexcept nogil
 cdef void enter_nothing(Group *g, Call *c) noexcept nogil
 cdef int step_nothing(Group *g, Call *c) noexcept nogil

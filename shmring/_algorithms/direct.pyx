@@ -1,5 +1,5 @@
-# Large reductions as resumable pipelines over shared memory, and the choice of a pipeline for every call. The other
-# pipelines are in staged (tiny and small messages, data movement, zero-copy) and named (algorithms that the caller
+# Large reductions through slots, and the choice of an algorithm for every call among the ranks of one host. The other
+# algorithms are in staged (tiny and small messages, data movement, zero-copy) and in named (those that the caller
 # names).
 #
 # Every function runs without the GIL, returns at once, and records in call.awaited what the call waits for.
@@ -287,7 +287,7 @@ cdef enum:
     LINK_NBYTES = 64 << 10   # the longest chunk: a rank begins once the rank before it has folded the first
 
 
-# True if the call may run as a chain. 16-bit floats may not: their partial results are wider than their items.
+# True if the call may run as a chain. 16- and 8-bit floats may not: their partial results are wider than their items.
 cdef bint may_be_chain(const Group *g, const Call *c) noexcept nogil:
     return (g.oversubscribed and c.nbytes >= g.tuning.chain_nbytes
             and (c.kind == REDUCE or is_scan(c)) and not is_moved(g, c) and not sr_dtype_is_widened(c.dtype))
@@ -464,8 +464,8 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# Choose the pipeline only by the call and by values that are the same on all ranks, so that all ranks choose alike.
-cdef void choose_pipeline(Group *g, Call *c) noexcept nogil:
+# Choose the algorithm only by the call and by values that are the same on all ranks, so that all ranks choose alike.
+cdef void choose_local_algorithm(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone
     elif c.given != NULL:

@@ -1,6 +1,6 @@
-# Algorithms of the literature that run only if the caller names them: the ring, two opposite rings, recursive halving
-# and doubling, the binomial tree and the double binary tree. They do not fold in rank order, and they round at each
-# hop. All go through the same slots as every other call.
+# Algorithms of the literature that run only if the caller or SHMRING_ALGORITHM names them: the ring, two opposite
+# rings, recursive halving and doubling, the binomial tree and the double binary tree. They do not fold in rank order,
+# and they round at each hop. All go through the same slots as every other call.
 
 from libc.stdint cimport uint64_t
 

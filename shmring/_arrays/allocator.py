@@ -176,7 +176,7 @@ class _Block:
     def orphan(self) -> None:
         """Unmap, now or with the last array, what this rank's arrays do not need of a closed communicator."""
         if self._adopted is not None:  # the adopted memory has its own mapping of its pages
-            # If it is free, a signal handler may close during `free_own_part`, which then unmaps.
+            # If the part is free, this may be a signal handler during `free_own_part`, which then unmaps.
             if not self._own_part_is_free:
                 self._own_part_is_free = self._is_unused = True
         elif self._is_private and not self._own_part_is_free:

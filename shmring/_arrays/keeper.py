@@ -1,7 +1,7 @@
 """The process that keeps shared memory after the end of a process whose pickles have not been loaded.
 
 It hands descriptors to processes of the same user, at a socket without a name in the file system. It ends
-when everything was loaded, or when the parent of that process ends.
+when everything was loaded, or when the parent of that process ends; without such a parent, after LONGEST_S.
 """
 
 from __future__ import annotations

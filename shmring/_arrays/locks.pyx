@@ -1,5 +1,5 @@
 # Locks in shared memory, taken by ranks. A waiting rank detects the owner's death. Without contention, taking a lock
-# is one atomic exchange. One-sided access to a shared array holds the lock of one block of the array after another.
+# is one compare-and-swap. One-sided access to a shared array holds the lock of one block of the array after another.
 
 import operator
 import os

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._core import kernels
-from .._engine.state import DTYPES, OPS
+from .._diagnostics.flight_recorder import DTYPES
 from . import buffers
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .locks import Stripes
 
 _REPLACE = -1  # passed instead of an op's number
-_SUM = OPS.index("sum")
-_OPS = tuple(op for op in OPS if op != "avg")  # "avg" is undefined for one element and one value
+_SUM = kernels.OPS.index("sum")
+_OPS = tuple(op for op in kernels.OPS if op != "avg")  # "avg" is undefined for one element and one value
 
 
 class _Elements(NamedTuple):
@@ -201,4 +201,4 @@ def _op_number(dtype: np.dtype[Any], op: str) -> int:
     _dtype_number(dtype)
     if op not in kernels.ops(dtype.name):
         raise TypeError(f"op {op} has no meaning for {dtype}")
-    return OPS.index(op)
+    return kernels.OPS.index(op)

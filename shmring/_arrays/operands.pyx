@@ -29,7 +29,7 @@ import contextvars
 import numpy as np
 
 from .._arguments import integer
-from .._engine import state
+from .._diagnostics.flight_recorder import DTYPE_NBYTES, DTYPES
 from .._system.limits import size_text
 from . import buffers
 
@@ -45,7 +45,7 @@ cdef extern from "arena.h" nogil:
 
 cnp.import_array()
 
-cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(state.DTYPES)}
+cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
 
 
 # Return an address or a number of elements. C's conversion alone would cut the fraction of a float off.
@@ -92,11 +92,11 @@ cdef class Memory:
     def __init__(self, address, count, str dtype, *, bint readonly=False, object owner=None):
         number = DTYPE_NUMBERS.get(dtype)
         if number is None:
-            raise TypeError(f"dtype is {dtype!r}; allowed: {', '.join(state.DTYPES)}")
+            raise TypeError(f"dtype is {dtype!r}; allowed: {', '.join(DTYPES)}")
         self.data = <unsigned char *> size_of("address", address)
         self.count = size_of("count", count)
         self.number = number
-        self.itemsize = state.DTYPE_NBYTES[number]
+        self.itemsize = DTYPE_NBYTES[number]
         self.readonly = readonly
         self.owner = owner
 
@@ -147,7 +147,7 @@ cdef class Memory:
     @property
     def dtype(self):
         """Name of its dtype."""
-        return state.DTYPES[self.number]
+        return DTYPES[self.number]
 
     @property
     def nbytes(self):
@@ -484,7 +484,7 @@ cdef object dtype_of_buffer(object x, const char *format):
 
 
 cdef str dtype_name(const Operand *operand):
-    return (<bytes> operand.items.name).decode() if operand.dtype == OPAQUE else state.DTYPES[operand.dtype]
+    return (<bytes> operand.items.name).decode() if operand.dtype == OPAQUE else DTYPES[operand.dtype]
 
 
 # ---- any array -----------------------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
     except (BufferError, ValueError, TypeError) as error:
         # ml_dtypes has no format letter for its dtypes.
         if getattr(getattr(x, "dtype", None), "name", None) not in DTYPE_NUMBERS or "buffer" not in str(error):
-            raise buffers.explain_refusal(x, what, writable, moves, error, state.DTYPES) from None
+            raise buffers.explain_refusal(x, what, writable, moves, error, DTYPES) from None
     if not operand.held:
         if writable and not hasattr(x, "__array_interface__"):   # DLPack does not say that JAX's memory is read-only
             raise buffers.read_only(what)
@@ -541,7 +541,7 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
         return None
     release(operand)
     error = TypeError(f"elements of format {operand.view.format.decode()!r}")
-    raise buffers.explain_refusal(x, what, False, moves, error, state.DTYPES)
+    raise buffers.explain_refusal(x, what, False, moves, error, DTYPES)
 
 
 cdef object take_slowly(Operand *operand, object x, bint writable, str what, bint moves):
@@ -552,11 +552,11 @@ cdef object take_slowly(Operand *operand, object x, bint writable, str what, bin
         array = np.asarray(x) if moves and hasattr(x, "__array_interface__") else None
         if array is not None and take_opaque_ndarray(operand, array, writable):
             return array
-        raise buffers.unsupported_dtype(what, taken.dtype, state.DTYPES)
+        raise buffers.unsupported_dtype(what, taken.dtype, DTYPES)
     operand.data = <unsigned char *> <uintptr_t> taken.address
     operand.count = taken.count
     operand.dtype = DTYPE_NUMBERS[taken.dtype]
-    operand.itemsize = state.DTYPE_NBYTES[operand.dtype]
+    operand.itemsize = DTYPE_NBYTES[operand.dtype]
     operand.fortran = taken.fortran
     return taken
 

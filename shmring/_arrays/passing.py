@@ -274,7 +274,7 @@ _sent: set[Block] = set()  # those with pickles under way
 _kept: list[Block] = []  # to be used again, the oldest first
 _dropped: collections.deque[_PartRef] = collections.deque()  # of blocks whose last array here is gone
 _guard = threading.Lock()  # of all of these, and of each block
-# Taken with _guard. It tells whether this thread holds it; whether any thread does, only from Python 3.14 on.
+# Taken with _guard: it can say whether this thread holds it. (For any thread: only from Python 3.14 on.)
 _inside = threading.RLock()
 _swept_s = 0.0
 _keep_nbytes = 0  # most bytes of _kept, as the program says

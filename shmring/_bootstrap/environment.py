@@ -125,7 +125,7 @@ def _from_hydra(environ: Mapping[str, str]) -> Job | None:
     local_size = size if local is None else _number(environ, local)
     # No variable is unique to the job, but its ranks on one host have one proxy process as ancestor. Ranks on
     # several hosts have nothing in common but the address that the user gives.
-    own = _ancestor("hydra_pmi_proxy") if local_size == size else "over hosts"
+    own = _hydra_proxy() if local_size == size else "over hosts"
     return Job("mpiexec", f"hydra {own}", _number(environ, "PMI_RANK"), size, local_size)
 
 
@@ -161,12 +161,15 @@ def _name(launcher: str, environ: Mapping[str, str], variables: tuple[str, ...])
     return " ".join([launcher, *(environ.get(variable, "-") for variable in variables)])[:400]
 
 
-def _ancestor(process_name: str) -> str:
-    """Return pid and start time of the nearest ancestor of that name, else of the parent. Pids are reused."""
+def _hydra_proxy() -> str:
+    """Return pid and start time of the nearest ancestor that is Hydra's proxy, else of the parent.
+
+    The start time is for pids that are used again.
+    """
     found = pid = os.getppid()
     while pid > 1:
         name, parent = procfs.name_and_parent(pid)
-        if name == process_name:
+        if name == "hydra_pmi_proxy":
             found = pid
             break
         pid = parent

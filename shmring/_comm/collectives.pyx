@@ -32,7 +32,7 @@ import numpy as np
 
 from .._arrays import shapes
 from .._core import kernels
-from .._engine import state
+from .._diagnostics.flight_recorder import ALGORITHMS, DTYPES, KINDS, WIRES
 from .._system import segments
 from ..errors import Closed, Mismatch
 
@@ -40,11 +40,11 @@ cnp.import_array()
 
 
 cdef str SUM = "sum"   # the object that is the default of op, so comparing identities is enough
-cdef dict OP_NUMBERS = {name: number for number, name in enumerate(state.OPS)}
-cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(state.WIRES)}
-cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(state.ALGORITHMS)}
+cdef dict OP_NUMBERS = {name: number for number, name in enumerate(kernels.OPS)}
+cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(WIRES)}
+cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(ALGORITHMS)}
 cdef double MOST_LINGER_S = 0.05   # seconds; Ctrl-C is not handled meanwhile
-cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(state.KINDS) if number <= BARRIER}
+cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(KINDS) if number <= BARRIER}
 
 
 # ---- properties of kinds -------------------------------------------------------------------------------
@@ -560,7 +560,7 @@ cdef class Collectives:
         It is "native" in every new communicator, even in one made by `split` or `dup`, which may belong to a library.
         A communicator made by `shrink` or `grow` has the value of the communicator that it replaces.
         """
-        return state.WIRES[self.default_wire]
+        return WIRES[self.default_wire]
 
     @wire.setter
     def wire(self, name):
@@ -572,10 +572,10 @@ cdef class Collectives:
 
         It waits for other ranks, and is finished in the foreground if they come in time. Handing a call to the
         background takes longer than a small call, so waiting pays if the ranks make the call at about the same time. If
-        a call does not finish in this time, the next one waits for a quarter of it, but for 0.0002 seconds if
-        `linger_s` allows that; each call that finishes doubles the time again. A call behind unfinished calls goes to
-        the background at once. Each rank may have its own value. It is 0 after `init`. A communicator that is made from
-        another one begins with the value of that one.
+        a call does not finish in this time, the next one waits for a quarter of it, but at least for 0.0002 seconds, or
+        for `linger_s` if that is less; each call that finishes doubles the time again, up to `linger_s`. A call behind
+        unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after `init`. A
+        communicator that is made from another one begins with the value of that one.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -764,7 +764,7 @@ cdef class Collectives:
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
         c.op = SR_SUM if op is SUM else number_named(OP_NUMBERS, op, "op")
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
-            dtype = state.DTYPES[c.dtype]
+            dtype = DTYPES[c.dtype]
             known = kernels.ops(dtype)
             remedy = "; convert it to floats, or divide the sum" if c.op == SR_AVG else ""
             raise TypeError(f"op {op} has no meaning for {dtype}, which has {', '.join(known)}{remedy}")
@@ -775,7 +775,7 @@ cdef class Collectives:
             if algorithm is not None:
                 c.algorithm = number_named(ALGORITHM_NUMBERS, algorithm, "algorithm")
             if self.engine.g.inter != NULL and c.algorithm != AUTO:
-                raise ValueError(f"algorithm {state.ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
+                raise ValueError(f"algorithm {ALGORITHMS[c.algorithm]} is for ranks of one host; these are on "
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
 
@@ -796,7 +796,7 @@ cdef class Collectives:
             if wire is None or number == SR_WIRE_NATIVE:
                 return None
             raise ValueError(f"wire is {wire!r}; that is for sums and averages of float32 and shorter floats, not for "
-                             f"{state.OPS[c.op]} of {state.DTYPES[c.dtype]}")
+                             f"{kernels.OPS[c.op]} of {DTYPES[c.dtype]}")
         c.wire = number
         if number == SR_WIRE_NATIVE or is_small:
             return None
@@ -1035,7 +1035,7 @@ cdef int number_named(dict numbers, object name, str what) except -1:
     return number
 
 
-# Arguments of `run` for a call without options.
+# Return the argument `how` of `run` for a call that has no option but a priority.
 cdef inline tuple by(object priority):
     return None if priority is None else (None, None, priority)
 

@@ -23,7 +23,7 @@ from .vector cimport run_vector
 from . import objects
 from .._arguments import is_no_list
 from .._diagnostics import failures, flight_recorder
-from .._engine import state
+from .._engine.state import MEANWHILE
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._system import ended_ranks, segments
 from .._arrays import buffers
@@ -670,7 +670,7 @@ cdef class Comm(Messages):
         room = self.arrays.one_for_all(shared.room_nbytes(nbytes, nlocks), timeout_s)
         return shared.over(room, lengths, dtype, nlocks, self, self.engine)
 
-    # -- objects: the only calls that pickle --
+    # -- collectives of objects --
 
     def broadcast_object(self, item=None, root=0, *, timeout=None):
         """Return the root's object on every rank: the object itself on the root, a copy on the other ranks.
@@ -1010,8 +1010,8 @@ cdef class Comm(Messages):
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
         if self.endpoint.is_messaging:
-            raise RuntimeError(f"shrink() {state.MEANWHILE}")
-        self.engine.enter_call()
+            raise RuntimeError(f"shrink() {MEANWHILE}")
+        self.engine.reserve_calls()
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)
@@ -1026,7 +1026,7 @@ cdef class Comm(Messages):
                 leave_group(parts, left)
                 raise
         finally:
-            self.engine.leave_call()
+            self.engine.release_calls()
         self.close()
         ended_ranks.go_on()
         return left
@@ -1091,7 +1091,7 @@ cdef class Comm(Messages):
             raise
         self.engine.check_idle()
         if self.endpoint.is_messaging:
-            raise RuntimeError(f"grow() {state.MEANWHILE}")
+            raise RuntimeError(f"grow() {MEANWHILE}")
         larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
         self.close()
         return larger
@@ -1152,7 +1152,7 @@ cdef class Comm(Messages):
         if self.engine.closed_because is not None:   # by another thread
             return
         if self.endpoint.is_messaging:
-            raise RuntimeError(f"close() {state.MEANWHILE}")
+            raise RuntimeError(f"close() {MEANWHILE}")
         self.endpoint.stage_sends()
         try:
             self.engine.close()   # returns at once: nothing is pending

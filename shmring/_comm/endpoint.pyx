@@ -261,8 +261,8 @@ cdef class Endpoint:
             self.transfers.clear()
         return 0
 
-    # True if a call of another thread may send or receive any of these bytes, or a pending transfer does. None does so
-    # once the communicator has ended.
+    # True if a call of another thread may send or receive any of these bytes, or if a pending transfer does. False once
+    # the communicator has ended.
     cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1:
         cdef PendingMessage pending
         cdef uintptr_t begin

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Losses = NDArray[np.float32]
+Residual = NDArray[np.float32]
 _Place = tuple[int, int, int]  # address, or hash of several; and what tells uses of the same memory apart
 
 _MOST = 4  # limit, in multiples of the memory's size: overlapping views have separate errors
@@ -24,7 +24,7 @@ class Residuals:
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
 
-    def of(self, x: Any, place: _Place, length: int) -> Losses | None:
+    def of(self, x: Any, place: _Place, length: int) -> Residual | None:
         """Return `length` errors, zeros at first, for a place in x's memory; None without weak references."""
         owner = _owner_of(x)
         number = id(owner)
@@ -41,21 +41,21 @@ class _Kept:
     """The errors for one owner's memory. The oldest are dropped when they exceed a limit."""
 
     def __init__(self, reference: weakref.ref[Any], most_nbytes: int) -> None:
-        self._reference = reference
-        self._losses: dict[_Place, Losses] = {}
+        self._reference = reference  # a weak reference that is dropped calls nothing
+        self._residuals: dict[_Place, Residual] = {}
         # Only the first array of a list is counted, so `at` allows more.
         self._most_nbytes = most_nbytes
 
-    def at(self, place: _Place, length: int) -> Losses:
-        if place not in self._losses:
-            self._losses[place] = np.zeros(length, np.float32)
-            most_nbytes = max(self._most_nbytes, _MOST * self._losses[place].nbytes)
-            while len(self._losses) > 1 and self._nbytes() > most_nbytes:
-                del self._losses[next(iter(self._losses))]
-        return self._losses[place]
+    def at(self, place: _Place, length: int) -> Residual:
+        if place not in self._residuals:
+            self._residuals[place] = np.zeros(length, np.float32)
+            most_nbytes = max(self._most_nbytes, _MOST * self._residuals[place].nbytes)
+            while len(self._residuals) > 1 and self._nbytes() > most_nbytes:
+                del self._residuals[next(iter(self._residuals))]
+        return self._residuals[place]
 
     def _nbytes(self) -> int:
-        return sum(losses.nbytes for losses in self._losses.values())
+        return sum(residual.nbytes for residual in self._residuals.values())
 
 
 def _owner_of(x: Any) -> Any:

@@ -21,7 +21,8 @@ from .work cimport Work
 import numpy as np
 
 from .._arguments import integer
-from .._engine import state
+from .._diagnostics.flight_recorder import DTYPE_NBYTES, DTYPES
+from .._engine.state import TAKEN
 
 cnp.import_array()
 
@@ -142,7 +143,7 @@ cdef int compare_spans(const void *a, const void *b) noexcept nogil:
 
 
 cdef str shown(int dtype, size_t count):
-    return f"{state.DTYPES[dtype]}[{count}]"
+    return f"{DTYPES[dtype]}[{count}]"
 
 
 # ---- the call ------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ cdef class FusedCollectives(VectorCollectives):
         cdef _Members members
         cdef size_t limit
         cdef int dtype
-        cdef bint has_entered
+        cdef bint has_reserved
         check_alone(self)
         try:
             members = members_of(self, arrays, out)
@@ -214,7 +215,7 @@ cdef class FusedCollectives(VectorCollectives):
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
         check_alone(self)   # again: taking the arrays may run Python, and another thread may have begun meanwhile
-        has_entered = self.engine.enter_call_once()
+        has_reserved = self.engine.reserve_calls_once()
         self.fusing = True
         members.works = [] if async_op else None
         try:
@@ -227,19 +228,19 @@ cdef class FusedCollectives(VectorCollectives):
                     reduce_all_of_dtype(self, &c, members, limit)
             return issue_all(self, members.works) if async_op else None
         except BaseException as error:
-            if has_entered:
+            if has_reserved:
                 self.engine.end_steps(error)
             raise
         finally:
             self.fusing = False
             members.works = None   # they keep `members`
-            if has_entered:
-                self.engine.leave_call()
+            if has_reserved:
+                self.engine.release_calls()
 
 
 cdef int check_alone(FusedCollectives comm) except -1:
     if comm.fusing:
-        raise RuntimeError(state.TAKEN)
+        raise RuntimeError(TAKEN)
     return 0
 
 
@@ -283,7 +284,7 @@ cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object
     c.kind = ALL_REDUCE
     c.named = ALL_REDUCE_MANY
     c.dtype = dtype
-    c.itemsize = state.DTYPE_NBYTES[dtype]
+    c.itemsize = DTYPE_NBYTES[dtype]
     c.timeout_ns = timeout_ns_of(comm.default_timeout_ns, timeout)
     c.priority = priority_code(priority)
     return comm.describe_reduction(c, op, "auto")
@@ -370,7 +371,7 @@ cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, si
     reduce_at(comm, c, members, first, place, bunch.bunch.buffer, bunch.bunch.buffer, count)
     work = members.works[len(members.works) - 1]
     work.kept = bunch
-    work.task.bunch = &bunch.bunch
+    work.task.argument = &bunch.bunch
     work.task.before, work.task.after = pack_bunch, unpack_bunch
     return 0
 
@@ -443,12 +444,12 @@ cdef class _Bunch:
 
 
 cdef void pack_bunch(Task *t) noexcept nogil:
-    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    cdef const Bunch *bunch = <const Bunch *> t.argument
     move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, True)
 
 
 cdef void unpack_bunch(Task *t) noexcept nogil:
-    cdef const Bunch *bunch = <const Bunch *> t.bunch
+    cdef const Bunch *bunch = <const Bunch *> t.argument
     move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, False)
 
 

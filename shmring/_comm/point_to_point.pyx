@@ -20,7 +20,7 @@ from .fused cimport FusedCollectives
 from .objects cimport bytes_room, pack, unpack
 
 from . import awaitable
-from .._engine import state
+from .._diagnostics.flight_recorder import DTYPES
 from ..errors import Error, Mismatch, Truncated
 
 ANY_SOURCE = ANY
@@ -67,7 +67,7 @@ cdef inline bint is_object(uint64_t kind) noexcept:
 
 cdef object dtype_name(uint64_t kind):
     cdef uint32_t dtype = <uint32_t> kind & 0xff
-    return state.DTYPES[dtype] if dtype < SR_DTYPES else None
+    return DTYPES[dtype] if dtype < SR_DTYPES else None
 
 
 cdef str described(uint64_t kind, size_t nbytes):

@@ -1,6 +1,7 @@
 # Collectives whose pieces differ in length. In a first call of the engine, each rank announces the number of rows that
 # it gives to each rank, and their address or, for a few bytes, their contents. If that was not everything, the pieces
-# move in a second call, by the pipeline of the collectives with equal pieces, with a length and a place for each piece.
+# move in a second call, by the algorithms of the collectives with equal pieces, with a length and a place for each
+# piece.
 
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
@@ -262,7 +263,7 @@ cdef object run_vector(Collectives comm, int kind, object x, object root, object
                        object timeout):
     cdef Call c, counts
     cdef _Parts parts
-    cdef bint has_entered
+    cdef bint has_reserved
     memset(&c, 0, sizeof(c))
     c.named = kind
     try:
@@ -277,18 +278,18 @@ cdef object run_vector(Collectives comm, int kind, object x, object root, object
         comm.engine.refuse(kind)
         raise
     describe_counts(comm, &counts, &c, parts)
-    has_entered = comm.engine.enter_call_once()
+    has_reserved = comm.engine.reserve_calls_once()
     try:
         if async_op:
             return issue_vector(comm, &counts, &c, parts, out)
         return run_both(comm, kind, &counts, &c, parts, out)
     except BaseException as error:
-        if has_entered:
+        if has_reserved:
             comm.engine.end_steps(error)
         raise
     finally:
-        if has_entered:
-            comm.engine.leave_call()
+        if has_reserved:
+            comm.engine.release_calls()
 
 
 cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts parts, object out):

@@ -1,7 +1,7 @@
 """The sizes from which one method is faster than another, and the wait policy.
 
-Every figure names the benchmark that chose it. `python -m shmring.tools.tune` measures most of them on a
-machine; if rank 0 of a host has such a table, all ranks of the host use it.
+The comments say on which machines the sizes were measured. `python -m shmring.tools.tune` measures most of
+them on a machine; if rank 0 of a host has such a table, all ranks of the host use it.
 """
 
 from __future__ import annotations

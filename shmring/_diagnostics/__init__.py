@@ -6,6 +6,7 @@ segment -> flight_recorder -> describe -> failures        the exception that a r
                                  |            ^
                              stacks ----------+           Python stacks of this rank and of other ranks
 
-`flight_recorder` writes the calls and waits of this rank, and reads those of other ranks. It checks what it
-reads, because another process may have written anything. `describe` formats it for people.
+`flight_recorder` publishes the waits of this rank, and reads the calls and waits of all ranks. `_core/group`
+records the calls. `flight_recorder` checks what it reads, because another process may have written anything.
+`describe` formats it for people.
 """

@@ -1,4 +1,4 @@
-"""Describe flight records for people: the call of a rank, its place, and the rank that it waits for.
+"""Describe flight records for people: the call of a rank, its position, and the rank that it waits for.
 
 Functions take a `Sight` or records that `flight_recorder` read from a segment.
 """
@@ -56,8 +56,8 @@ def describe_call(record: Mapping[str, Any] | None) -> str:
     return f"{kind}({', '.join(words)})"
 
 
-class Place(NamedTuple):
-    """Place of a rank in its calls, and the rank that it waits for."""
+class Position(NamedTuple):
+    """Position of a rank in its calls, and the rank that it waits for."""
 
     at: str
     awaited: str = ""  # "rank 1"
@@ -74,18 +74,18 @@ def seconds(wait_s: float) -> str:
     return f"{wait_s:.2f} s" if wait_s < 1 else f"{wait_s:.1f} s" if wait_s < 10 else f"{wait_s:.0f} s"
 
 
-def place_of(sight: Sight, name: Callable[[int | None], str]) -> Place:
-    """Return the place of a local rank. name: returns the name of an awaited rank; None means any rank."""
+def position_of(sight: Sight, name: Callable[[int | None], str]) -> Position:
+    """Return the position of a local rank. name: returns the name of an awaited rank; None means any rank."""
     if sight.presence == "absent":
-        return Place("not here yet")
+        return Position("not here yet")
     record = sight.record
     wait = wait_of(sight)
     at = _at(record, wait)
     if sight.presence == "dead":
-        return Place(f"dead {at}")
+        return Position(f"dead {at}")
     if wait is not None:
-        return Place(at, awaited(wait, name), waited_s(wait, sight.at_ns), bool(wait["until_ns"]))
-    return Place(f"closed {at}" if sight.presence == "closed" else at)
+        return Position(at, awaited(wait, name), waited_s(wait, sight.at_ns), bool(wait["until_ns"]))
+    return Position(f"closed {at}" if sight.presence == "closed" else at)
 
 
 def wait_of(sight: Sight) -> dict[str, Any] | None:
@@ -120,16 +120,16 @@ def _at(record: Mapping[str, Any] | None, wait: Mapping[str, Any] | None) -> str
     return f"{side} {describe_call(record)} #{record['number']}"
 
 
-def grouped(places: Mapping[int, Place]) -> str:
-    """Return one line with the places of all ranks. Ranks at the same place are named together."""
+def grouped(positions: Mapping[int, Position]) -> str:
+    """Return one line with the positions of all ranks. Ranks at the same position are named together."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for rank, place in places.items():
-        groups.setdefault((place.at, place.awaited), []).append(rank)
+    for rank, position in positions.items():
+        groups.setdefault((position.at, position.awaited), []).append(rank)
     parts = []
     for (at, awaited), ranks in groups.items():
-        longest = max(places[rank].wait_s for rank in ranks)
-        gave_up = any(places[rank].gave_up for rank in ranks)
-        parts.append(f"{named(ranks)} {Place(at, awaited, longest, gave_up)}")
+        longest = max(positions[rank].wait_s for rank in ranks)
+        gave_up = any(positions[rank].gave_up for rank in ranks)
+        parts.append(f"{named(ranks)} {Position(at, awaited, longest, gave_up)}")
     return "; ".join(parts)
 
 

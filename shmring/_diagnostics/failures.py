@@ -145,7 +145,7 @@ def rehearse(engine: Engine) -> None:
 
 
 def _snapshot(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
-    """Return a function that describes the place of every rank, by rank and as one line for this host.
+    """Return a function that describes the position of every rank, by rank and as one line for this host.
 
     The function keeps no part of the engine alive.
     """
@@ -155,10 +155,10 @@ def _snapshot(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
     size = engine.world_size
 
     def describe_ranks() -> tuple[tuple[str, ...], str]:
-        places = {rank: describe.place_of(sight, names.__getitem__) for rank, sight in seen.items()}
+        positions = {rank: describe.position_of(sight, names.__getitem__) for rank, sight in seen.items()}
         elsewhere = "" if len(seen) == size else " (ranks of this host)"
-        where = tuple(str(places.get(rank, _ELSEWHERE)) for rank in range(size))
-        return where, f"where they were{elsewhere}: {describe.grouped(places)}"
+        where = tuple(str(positions.get(rank, _ELSEWHERE)) for rank in range(size))
+        return where, f"where they were{elsewhere}: {describe.grouped(positions)}"
 
     return describe_ranks
 

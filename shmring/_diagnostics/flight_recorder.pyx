@@ -27,7 +27,7 @@ cdef extern from "sync/stack_request.h" nogil:
     bint sr_stack_request_ask(const sr_stack_request *)
 
 
-# ---- tables that Python reads: one definition each, in C -------------------------------------------------------
+# ---- names, by the numbers in records ----------------------------------------------------------------------------
 
 DTYPES = tuple(dtypes())
 OPAQUE_DTYPE = "bytes"   # dtype of calls that only move items, if no more is known

@@ -24,7 +24,7 @@ def warn(engine: Engine, place: int, since_ns: int) -> None:
     wait = next((wait for wait in waits if wait["since_ns"] == since_ns), None)
     if wait is None or wait["awaited"] is None:  # a receive from any rank waits for no particular rank
         return
-    own = describe.place_of(engine.flight.sight_of(engine.rank), engine.name_of).at
+    own = describe.position_of(engine.flight.sight_of(engine.rank), engine.name_of).at
     waited = describe.seconds(describe.waited_s(wait, time.monotonic_ns()))
     late = failures.late_in_the_end(engine, wait["awaited"])
     text = f"rank {engine.world_rank(engine.rank)} has waited {waited} for {engine.name_of(late)}"
@@ -38,7 +38,7 @@ def _what_it_does(engine: Engine, rank: int) -> str:
     pid, start = engine.flight.liveness_of(rank)
     name = engine.name_of(rank)
     sight = engine.flight.sight_of(rank)
-    where, last = describe.place_of(sight, engine.name_of), sight.record
+    where, last = describe.position_of(sight, engine.name_of), sight.record
 
     def still() -> bool:  # the waiting call is blocked meanwhile and polls nothing
         is_over = engine.flight.abort_report() is not None or any(map(engine.has_gone, range(engine.size)))

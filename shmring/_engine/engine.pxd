@@ -37,7 +37,7 @@ cdef class Engine(State):
     cdef int give_up_for(self, Call *c, int status) except -1
     cdef int raise_over(self, bint beside=*) except -1
     cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
-    cdef bint enter_call_once(self) except -1
+    cdef bint reserve_calls_once(self) except -1
     cdef int end_steps(self, object error) except -1
     cdef int blame(self, object error) except -1
     cdef int raise_remote(self, Call *c, int status) except -1

@@ -41,7 +41,7 @@ from .state cimport (
     LivenessThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
     most_suspect, world_number,
 )
-from .wait cimport BRIEF_NBYTES, run_steps, try_briefly
+from .wait cimport BRIEF_NBYTES, step_to_end, try_briefly
 
 from . import state
 from .._diagnostics import failures
@@ -53,7 +53,7 @@ cdef double GRACE_S = 0.15     # delay between the reports of ranks that know di
 cdef double NOTIFIED_S = 1.0   # wait for a notification that was sent before a connection ended
 
 cdef enum:
-    WAKE_NS = 200000   # about the time to wake a thread; no call lingers for a shorter time if it may linger so long
+    WAKE_NS = 200000   # about the time to wake a thread; calls linger at least so long, or for a shorter linger_ns
     ATTEMPTS = 8   # attempts to end a communicator while signal handlers raise during it
 
 
@@ -189,8 +189,8 @@ cdef class Engine(State):
             raise Closed(self.closed_because, rank=self.g.rank)
         return 0
 
-    # Run Python's signal handlers during a wait. Raise Closed if one has closed the communicator, or has forked and
-    # this is the child: the call, and the wait that this rank has published, are then the parent's.
+    # Run Python's signal handlers during a wait. Raise Closed if a handler has closed the communicator. Raise it, too,
+    # in a child that a handler has forked: the call and the published wait are the parent's.
     cdef int check_signals(self) except -1:
         PyErr_CheckSignals()
         return self.check_open()
@@ -238,7 +238,7 @@ cdef class Engine(State):
         cdef int status
         while True:
             with nogil:
-                status = run_steps(g, c)
+                status = step_to_end(g, c)
             if status == DONE:
                 return 0
             self.raise_for_status(c, status)
@@ -291,7 +291,7 @@ cdef class Engine(State):
 
     # -- the end --
 
-    # Raise the error of the abort word, the same on every rank of all hosts. Before that, notify the other hosts and
+    # Raise the error of the abort word, the same on every rank of this host. Before that, notify the other hosts and
     # make this rank's shared arrays private. If a signal handler raises meanwhile, its exception is raised instead,
     # after both. beside: this thread may not be that of the collectives.
     cdef int raise_over(self, bint beside=False) except -1:
@@ -330,10 +330,10 @@ cdef class Engine(State):
 
     # -- calls of several steps --
 
-    def enter_call(self):
-        """Begin a call of several steps.
+    def reserve_calls(self):
+        """Reserve this communicator's calls for this thread, which begins a call of several steps.
 
-        Until `leave_call`, calls of other threads raise RuntimeError. So does another call of several steps on this
+        Until `release_calls`, calls of other threads raise RuntimeError. So does another call of several steps on this
         thread, which a signal handler might make.
         """
         if self.call_owner != 0:
@@ -343,16 +343,16 @@ cdef class Engine(State):
         self.nbegun_before = self.nbegun
         self.nrefused = ~<uint64_t> 0   # none yet
 
-    def leave_call(self):
-        """End a call of several steps."""
+    def release_calls(self):
+        """Let all threads make calls again: the call of several steps has ended."""
         self.call_owner = 0
 
-    # As enter_call, for a call that may itself be a step of a larger call. Return False in that case; the caller then
-    # must not call leave_call.
-    cdef bint enter_call_once(self) except -1:
+    # As reserve_calls, for a call that may itself be a step of a larger call. Return False if it is a step; the caller
+    # then must not call release_calls.
+    cdef bint reserve_calls_once(self) except -1:
         if self.call_owner != 0 and self.may_call():
             return False
-        self.enter_call()
+        self.reserve_calls()
         return True
 
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
@@ -360,30 +360,30 @@ cdef class Engine(State):
 
         begun: earlier steps were made before, by another call of run_steps.
         """
-        cdef bint has_entered = self.enter_call_once()
-        if has_entered:
+        cdef bint has_reserved = self.reserve_calls_once()
+        if has_reserved:
             self.call_is_open = True
             self.nbegun_before -= begun
         try:
             return function(*arguments, **keywords)
         except BaseException as error:
-            if has_entered:
+            if has_reserved:
                 self.end_steps(error)
             raise
         finally:
-            if has_entered:
-                self.leave_call()
+            if has_reserved:
+                self.release_calls()
 
     def run_own_steps(self, function, *arguments, bint may_be_step=False):
         """As run_steps, for shmring's own calls of several steps.
 
-        Another such call on this thread raises RuntimeError between the steps: only a signal handler would make it.
-        may_be_step: except if this call is a step of the other one.
+        If this thread is between the steps of another such call, raise RuntimeError: only a signal handler makes a call
+        there. may_be_step: this call may be a step of the other one, and does not raise.
         """
         cdef bint was_open = self.call_is_open
         cdef bint is_step = self.call_owner != 0 and self.may_call() and (was_open or may_be_step)
         if not is_step:
-            self.enter_call()
+            self.reserve_calls()
         self.call_is_open = False
         try:
             return function(*arguments)
@@ -394,7 +394,7 @@ cdef class Engine(State):
         finally:
             self.call_is_open = was_open
             if not is_step:
-                self.leave_call()
+                self.release_calls()
 
     # Call this with each exception that leaves a call of several steps. An exception before the first step has no
     # effect. After the first step, other ranks wait in the next step or have made other calls, so the communicator
@@ -854,11 +854,11 @@ cdef class Engine(State):
             self.set_trace(None)
             return
         self.check_idle()
-        self.enter_call()   # no other thread may begin a call, which would write a slice after the end
+        self.reserve_calls()   # no other thread may begin a call, which would write a slice after the end
         try:
             self.set_trace(None)
         finally:
-            self.leave_call()
+            self.release_calls()
 
     cdef int set_trace(self, TraceBuffer buffer) except -1:
         # A thread may have the stepper for a whole call, so others get the GIL meanwhile. This thread never waits for

@@ -33,7 +33,7 @@ from .queue cimport (
     BACKGROUND, CANDIDATE, CHOSEN, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
     next_of, oldest,
 )
-from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, run_steps, sleep_ns_after, try_briefly
+from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, step_to_end, try_briefly
 
 from .._system import limits
 
@@ -273,7 +273,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     while not is_finished(q, t):
         if not sr_flag_take(&q.stepper, WAITER):
             if sr_flag_load(&q.stepper) != WAITER:
-                sr_yield()          # the progress thread gives the stepper back after one step
+                sr_yield()          # the progress thread gives the stepper back after STEPS_AT_ONCE steps at most
                 continue
             sr_flag_sleep(&q.finished, sr_flag_load(&t.number), q.event,
                           LONG_SLEEP_NS)   # the thread that steps signals it
@@ -285,7 +285,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             q.group.signal_ns = until_ns
         while status == DONE and not is_finished(q, t):
             first = next_of(q)
-            status = run_steps(q.group, &first.call) if begin(q, first) else UNDESCRIBED
+            status = step_to_end(q.group, &first.call) if begin(q, first) else UNDESCRIBED
             if status == DONE:
                 finish_or_continue(q, first)
             elif status != SIGNALLED and status != UNDESCRIBED:
@@ -299,8 +299,8 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     return DONE
 
 
-# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. Any other
-# status is left to the thread that waits for the task.
+# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. A status other
+# than SIGNALLED ends this, and is left to the thread that waits for the task.
 cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     cdef int status = SIGNALLED
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)
@@ -310,8 +310,8 @@ cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) - 1)
 
 
-# Finish all tasks, since the communicator has ended. The next call is recorded, as the error of a mismatch on other
-# ranks shows it; an election in progress has recorded it already.
+# Finish all tasks, since the communicator has ended. Calls that have not begun are recorded, as the error of a mismatch
+# on other ranks shows them; an election in progress has recorded its call already.
 cdef void finish_all(Queue *q) noexcept nogil:
     cdef Task *t
     acquire_stepper(q)
@@ -605,7 +605,7 @@ cdef enum:
 cdef void prepare_election(Queue *q) noexcept:
     cdef Call *c = &q.election.call
     q.election.turn = CHOSEN
-    q.election.bunch = q
+    q.election.argument = q
     c.kind, c.named = ALL_REDUCE, ELECTION
     c.dtype, c.op = SR_U64, SR_MIN
     c.count = 1
@@ -616,7 +616,7 @@ cdef void prepare_election(Queue *q) noexcept:
 
 
 cdef void enter_election(Group *g, Call *c) noexcept nogil:
-    cdef Queue *q = <Queue *> (<Task *> c).bunch
+    cdef Queue *q = <Queue *> (<Task *> c).argument
     cdef Task *first = oldest(q)
     q.election.number = first.number
     q.candidate = first.call

@@ -15,7 +15,7 @@ cdef struct Task:
     sr_flag description  # enum below
     void (*before)(Task *) noexcept nogil   # called before the call begins; or NULL
     void (*after)(Task *) noexcept nogil    # called after the call is done; or NULL
-    const void *bunch   # argument of these two; for an election its queue
+    const void *argument   # of these two; for an election its queue
     int status          # DONE, or the status that ended the communicator; valid once finished
     sr_flag notify      # 0; or eventfd + 1, written to when the call is finished; or FINISHED
     sr_flag number      # place in the queue, from 1; an election may change it until the call is finished

@@ -1,18 +1,9 @@
-"""Types of a segment, of the state of a communicator, and of tables. The module has the docstrings."""
+"""Types of a segment and of the state of a communicator. The module has the docstrings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
 
-from .._diagnostics.flight_recorder import ALGORITHMS as ALGORITHMS
-from .._diagnostics.flight_recorder import DTYPE_NBYTES as DTYPE_NBYTES
-from .._diagnostics.flight_recorder import DTYPES as DTYPES
-from .._diagnostics.flight_recorder import KINDS as KINDS
-from .._diagnostics.flight_recorder import PATHS as PATHS
-from .._diagnostics.flight_recorder import WIRES as WIRES
 from .._diagnostics.flight_recorder import Flight
-from .._diagnostics.flight_recorder import described as described
-
-OPS: tuple[str, ...]
 
 class _Segment(Protocol):
     @property

@@ -34,10 +34,7 @@ from .._internode.context cimport (
 
 from .._core import kernels
 from .._diagnostics import stacks, stall_warning
-from .._diagnostics.flight_recorder import (
-    ALGORITHMS, DTYPE_NBYTES, DTYPES, KINDS, PATHS, WIRES, described,  # no-cython-lint
-)
-from .._core.kernels import OPS  # no-cython-lint: re-exported
+from .._diagnostics.flight_recorder import KINDS, PATHS, described
 from .._system import limits
 from ..errors import Error
 
@@ -65,8 +62,6 @@ cdef uint64_t LONGEST_START_NS = 60_000_000_000
 cdef uint64_t ASK_NS = 1_000_000_000
 cdef uint64_t SAME_CALL_NS = 1_000_000_000   # limit of await_same_call
 
-
-# ---- tables that Python reads: one definition each, in C -------------------------------------------------------
 
 TAKEN = "another thread is inside a call of this communicator; give each thread its own"
 MEANWHILE = "was called while another thread is inside a call of this communicator; wait for that call first"

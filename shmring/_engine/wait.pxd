@@ -17,7 +17,7 @@ cdef inline uint64_t sleep_ns_after(uint64_t waited_ns) noexcept nogil:
     return min(<uint64_t> LONG_SLEEP_NS, max(<uint64_t> SHORT_SLEEP_NS, waited_ns // WAIT_PER_SLEEP))
 
 
-cdef int run_steps(Group *g, Call *c) noexcept nogil
+cdef int step_to_end(Group *g, Call *c) noexcept nogil
 cdef int try_briefly(Group *g, Call *c) noexcept nogil
 cdef bint sleep_until_death(Group *g, sr_waitset *waitset, uint64_t longest_ns) noexcept nogil
 cdef int poll_call(Group *g, Call *c, uint64_t now) noexcept nogil

@@ -25,7 +25,7 @@ cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
 
 
 # Step a call until it is done, or until another status ends or interrupts the wait.
-cdef int run_steps(Group *g, Call *c) noexcept nogil:
+cdef int step_to_end(Group *g, Call *c) noexcept nogil:
     cdef int status
     if c.interrupted:
         status = wait_long(g, c)
@@ -102,8 +102,8 @@ cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# Return the longest sleep: until Python's signals have to be checked, or the time in the foreground of an issued call
-# ends.
+# Return the longest sleep: until Python's signals have to be checked, or until the time ends for which an issued call
+# waits in the foreground.
 cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
     cdef uint64_t until_ns = max(g.next_poll_ns, g.signal_ns)
     return min(g.sleep_ns, until_ns - now) if until_ns > now else g.sleep_ns

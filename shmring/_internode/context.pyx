@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from .._algorithms.direct cimport choose_pipeline
+from .._algorithms.direct cimport choose_local_algorithm
 from .._core.group cimport (
     ACROSS, BARRIER, BLOCKED, DONE, LOST, MISMATCHED, PROGRESSED, REMOTE_MISMATCH, Awaited, Call, Group, Piece,
     blocked_on, count_path, fingerprint_of, is_before, is_joined, is_split, keeps_single, line_of, verify,
@@ -32,7 +32,8 @@ import select
 
 # ---- posting -------------------------------------------------------------------------------------------------
 
-# Return the head of a message. Both ends post the messages of a call in the same order, so its number identifies it.
+# Return the head of a message. number: of the message in its direction of the connection. Both ends post messages in
+# the same order, so they give a message the same number.
 cdef inline sr_conn_head head_of(InterNode *inter, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
     cdef sr_conn_head head
     head.magic = SR_CONN_MAGIC
@@ -270,7 +271,7 @@ cdef void begin_local(Group *g, Call *c) noexcept nogil:
     step.out_nbytes = step.nbytes * g.size if is_joined(step) else step.nbytes
     # Steps of different calls may have equal arguments.
     step.fingerprint = fingerprint_of(step) ^ c.fingerprint * <uint64_t> 0x9E3779B97F4A7C15
-    choose_pipeline(g, step)
+    choose_local_algorithm(g, step)
     step.enter(g, step)
     inter.runs_locally = True
     c.seq = step.seq

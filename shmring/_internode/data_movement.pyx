@@ -1,13 +1,13 @@
-# The collectives over several hosts that move pieces between ranks, and the choice of a pipeline for every call over
-# several hosts. A piece is sent once to each host that needs it, from the sender's array to the array of one receiver;
-# the other ranks of that host get it in a local step. Long pieces are sent in parts, so that one part is sent while
-# another is distributed locally. No function blocks; call.awaited holds the flag that the call waits for.
+# The collectives over several hosts that move pieces between ranks, and the choice of the algorithm of every call. A
+# piece is sent once to each host that needs it, from the sender's array to the array of one receiver; the other ranks
+# of that host get it in a local step. Long pieces are sent in parts, so that one part is sent while another is
+# distributed locally. No function blocks; call.awaited holds the flag that the call waits for.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
-from .._algorithms.direct cimport choose_pipeline, enter_refused, step_refused
+from .._algorithms.direct cimport choose_local_algorithm, enter_refused, step_refused
 from .._core.group cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
     goes_from_to, is_scan, piece_for, piece_from,
@@ -457,7 +457,7 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
 cdef void choose_algorithm(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if inter == NULL:
-        choose_pipeline(g, c)
+        choose_local_algorithm(g, c)
         return
     c.enter, c.step = begin_internode, step_internode
     if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:

@@ -1,7 +1,7 @@
 """Limits of this process: CPUs (affinity and cgroup quota) and memory (cgroups and host).
 
-Only this module reads cgroup files, /proc/meminfo and /proc/vmstat. It also has the messages for limits that
-are reached.
+Only this module reads cgroup files and /proc/vmstat, and, `shmring info` apart, /proc/meminfo. It also has
+the messages for limits that are reached.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shared memory without names: make segments, allocate their pages, map them.
 
-All system calls on segments are in this module; C and nogil code receive addresses. No segment has a name in
-the file system, so nothing can be left behind.
+Only this module makes segments, and allocates, maps and frees their pages for ranks; C and nogil code receive
+addresses. No segment has a name in the file system, so nothing can be left behind.
 """
 
 from __future__ import annotations

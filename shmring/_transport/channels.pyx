@@ -189,7 +189,7 @@ cdef class Channels:
         return is_any
 
     def close(self, double within_s):
-        """Send pending notifications and stop. The creator closes the connections. A second call does nothing."""
+        """Send pending notifications and stop. The creator closes the sockets. A second call does nothing."""
         cdef int number
         cdef double until = time.monotonic() + within_s
         if self.news.closed:

@@ -20,7 +20,7 @@ _SENT_ATTRIBUTES = ("rank", "op", "seq", "host", "cause", "reason", "calls")
 
 
 class Notifications:
-    """One rank's notifications over its channels. Their creator closes the connections."""
+    """One rank's notifications over its channels. Their creator closes the sockets."""
 
     def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
@@ -59,7 +59,7 @@ class Notifications:
         return self.channels.other_call(seq, fingerprint)
 
     def await_abort(self, rank: int | None, within_s: float) -> Error | None:
-        """Wait for an error from any rank, and return it. Stop waiting when the connection of `rank` ends."""
+        """Wait for an error from any rank, and return it. Stop waiting when the channel to `rank` ends."""
         deadline = time.monotonic() + within_s
         while self.poll() is None and time.monotonic() < deadline:
             if rank is not None and self.channels.has_ended(rank):

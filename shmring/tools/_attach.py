@@ -160,14 +160,14 @@ def rank_state(flight: Flight, rank: int) -> dict[str, Any]:
     state = procfs.state(pid, start) if presence != "absent" else "not here yet"
     if state == "gone":
         state = {"here": "in another pid namespace?", "closed": "ended"}.get(presence, "dead")
-    place = describe.place_of(sight, name_in(flight))
+    position = describe.position_of(sight, name_in(flight))
     return {
         "rank": number,
         "size": size,
         "pid": pid if presence != "absent" else None,
         "presence": presence,
         "state": state,
-        "where": printable(str(place)),
+        "where": printable(str(position)),
         "last_call": sight.record,
         "waits": [
             wait | {"waited_s": describe.waited_s(wait, sight.at_ns), "awaited": _awaited(flight, wait)}

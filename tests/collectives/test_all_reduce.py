@@ -29,7 +29,8 @@ from ranks import Ranks
 import shmring
 from shmring._config import thresholds, tuning_table
 from shmring._core import kernels
-from shmring._engine import state
+from shmring._core.kernels import OPS
+from shmring._diagnostics.flight_recorder import ALGORITHMS
 from shmring._system import limits
 
 RANKS = (1, 2, 3, 4, 5, 8)
@@ -39,11 +40,11 @@ SIZES = (
 )  # fmt: skip
 FACTORS = {
     "dtype": tuple(DTYPES),
-    "op": state.OPS,
+    "op": OPS,
     "size": SIZES,
     "memory": MEMORIES,
     "out": (False, True),
-    "algorithm": state.ALGORITHMS,
+    "algorithm": ALGORITHMS,
     "ranks": RANKS,
     "chunk": (None, 256, 512, 1024, 4096),
     "depth": (None, 2, 3, 16),
@@ -260,7 +261,7 @@ def mixed_run(comm, seed, ncalls):
     for call in range(ncalls):
         kind = rng.choice(["all_reduce", "all_reduce", "all_reduce", "broadcast", "barrier", "shared"])
         count = int(rng.choice([0, 1, 6, 7, 33, 200, 1000, 3000]))
-        algorithm = str(rng.choice(["auto", "auto", *state.ALGORITHMS]))
+        algorithm = str(rng.choice(["auto", "auto", *ALGORITHMS]))
         root, start = int(rng.integers(comm.size)), int(rng.integers(4000))
         values = rng.integers(-(1 << 40), 1 << 40, (comm.size, max(count, 2000 if kind == "shared" else 0)))
         if kind == "barrier":
@@ -330,7 +331,7 @@ def default_algorithm(comm):
     return comm.stats()["path"], float(x[0])
 
 
-@pytest.mark.parametrize("algorithm", sorted({*state.ALGORITHMS} - {"auto", "direct"}))
+@pytest.mark.parametrize("algorithm", sorted({*ALGORITHMS} - {"auto", "direct"}))
 def test_the_environment_can_choose_the_algorithm(world_of, algorithm):
     assert world_of(3, SHMRING_ALGORITHM=algorithm)(default_algorithm) == [(algorithm, 3.0)] * 3
 

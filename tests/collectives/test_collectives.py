@@ -25,7 +25,7 @@ from ranks import Ranks
 
 import shmring
 from shmring._core import kernels
-from shmring._engine import state
+from shmring._core.kernels import OPS
 
 RANKS = (1, 2, 3, 4, 5, 8)
 FOLDING = ("reduce", "reduce_scatter", "scan", "exscan")
@@ -35,7 +35,7 @@ SPLITTING = ("reduce_scatter", "scatter", "all_to_all")
 FACTORS = {
     "kind": FOLDING + MOVING,
     "dtype": tuple(DTYPES),
-    "op": state.OPS,
+    "op": OPS,
     "rows": (0, 1, 2, 3, 7),  # of each rank's part
     "columns": (None, 1, 3, 50, 1000, 6001),  # None: one dimension
     "memory": MEMORIES,

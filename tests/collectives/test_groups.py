@@ -19,7 +19,7 @@ from ranks import Died, Ranks
 from snapshots import until_given_up
 
 import shmring
-from shmring._engine import state
+from shmring._diagnostics.flight_recorder import ALGORITHMS
 from shmring._lifecycle import groups, startup
 from shmring._system import segments
 from tests.collectives.test_errors import assert_all
@@ -147,7 +147,7 @@ def all_kinds(comm):
     private = np.full(40_000, 2.0)
     group.plan("all_reduce", private, "prod")()
     assert (private == 8).all()
-    for algorithm in state.ALGORITHMS:
+    for algorithm in ALGORITHMS:
         group.all_reduce(private, "max", algorithm=algorithm)
     assert group.all_gather_object({"parent's": comm.rank}) == [{"parent's": rank} for rank in (3, 1, 2)]
     assert group.broadcast_object("from 3" if group.rank == 0 else None) == "from 3"

@@ -10,7 +10,7 @@ import pytest
 from combinations import each_value, first
 from ranks import Ranks
 
-from shmring._engine import state
+from shmring._diagnostics.flight_recorder import ALGORITHMS
 from tests.collectives.test_collectives import FOLDING, IN_PLACE, MOVING, arguments_of, one_of_many
 
 KINDS = ("all_reduce", *FOLDING, *MOVING)
@@ -90,7 +90,7 @@ def urgent(comm, step):
 def algorithm(comm, step):
     step = step._replace(kind="all_reduce")
     x, wanted = operand(comm, step)
-    comm.all_reduce(x, algorithm=state.ALGORITHMS[step.count % len(state.ALGORITHMS)])
+    comm.all_reduce(x, algorithm=ALGORITHMS[step.count % len(ALGORITHMS)])
     return lambda: [(wanted, x)]
 
 

@@ -17,7 +17,7 @@ from snapshots import own_flight, place_once_it_waits, until_given_up
 
 import shmring
 from shmring._core import kernels
-from shmring._engine import state
+from shmring._diagnostics.flight_recorder import ALGORITHMS
 from shmring._system import procfs
 from tests.collectives.test_errors import COUNTS, PATHS, array_for, assert_all, ones
 
@@ -56,7 +56,7 @@ def call_for_ever(comm, path, algorithm, path_when_running, timeout_s=None):
 
 CALLS = [
     *((path, "auto") for path in PATHS),
-    *(("large", algorithm) for algorithm in state.ALGORITHMS if algorithm not in ("auto", "direct")),
+    *(("large", algorithm) for algorithm in ALGORITHMS if algorithm not in ("auto", "direct")),
 ]
 
 

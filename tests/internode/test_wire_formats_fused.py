@@ -109,7 +109,7 @@ def test_lists_that_begin_with_the_same_array_keep_their_rounding_errors(world_o
 # ---- storage of the feedback -------------------------------------------------------------------------------
 
 
-def test_losses_are_of_a_place_a_dtype_and_a_length():
+def test_residuals_are_of_a_place_a_dtype_and_a_length():
     residuals, x = Residuals(), np.zeros(1000, "f4")
     first = residuals.of(x, (x.ctypes.data, 11, 500), 512)
     first[:] = 1
@@ -122,7 +122,7 @@ def test_what_is_kept_of_one_array_is_bounded_and_goes_with_it():
     residuals, x = Residuals(), np.zeros(1000, "f4")
     kept = [residuals.of(x, (x.ctypes.data, 11, count), count) for count in range(1, 1000)]
     assert residuals.of(x, (x.ctypes.data, 11, 999), 999) is kept[-1]
-    total = sum(losses.nbytes for owner in residuals._kept.values() for losses in owner._losses.values())
+    total = sum(losses.nbytes for owner in residuals._kept.values() for losses in owner._residuals.values())
     assert 3 * x.nbytes < total <= 4 * x.nbytes
     del x
     gc.collect()

@@ -13,7 +13,7 @@ import numpy as np
 from cases import DTYPES, Placed, all_reduced, assert_same, rng_of, same_bytes
 
 from shmring._core import kernels
-from shmring._engine import state
+from shmring._diagnostics.flight_recorder import ALGORITHMS
 from tests.collectives.test_collectives import FOLDING, IN_PLACE, MOVING, inputs, out_shape, outcomes
 from tests.collectives.test_fused import fused_and_separate
 from tests.collectives.test_vector import FACTORS, assert_uneven, call_once
@@ -144,7 +144,7 @@ def _call(chance, groups, number):
         "seed": chance.random(),
     }
     if kind == "all_reduce":
-        row["algorithm"] = chance.choice(("auto", "auto", *state.ALGORITHMS))
+        row["algorithm"] = chance.choice(("auto", "auto", *ALGORITHMS))
     return Call(number, row, chance.choice(WAYS))
 
 

@@ -21,7 +21,7 @@ from reports import exactly
 
 import shmring
 from shmring._core import kernels
-from shmring._engine import state
+from shmring._diagnostics.flight_recorder import ALGORITHMS
 from shmring.tools import command
 from shmring.tools._bench import calls, compare, plot, table
 from shmring.tools._bench import rank as bench_rank
@@ -161,7 +161,7 @@ def folds(comm, dtypes, count):
         (dtype, op, way): Turn(comm, Job("all_reduce", (), dtype, op, algorithm=way), count).wrong()
         for dtype in dtypes
         for op in OPS
-        for way in state.ALGORITHMS
+        for way in ALGORITHMS
         if op in kernels.ops(dtype)
     }
 

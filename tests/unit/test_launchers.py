@@ -204,7 +204,7 @@ def test_all_ranks_on_several_hosts_find_the_same_world(environ, monkeypatch):
     for rank in (0, 1):
         monkeypatch.setattr(join, "_calls", type(join._calls)())
         # On every host other processes are the ranks' ancestors.
-        monkeypatch.setattr(environment, "_ancestor", lambda name, rank=rank: f"process {rank}")
+        monkeypatch.setattr(environment, "_hydra_proxy", lambda rank=rank: f"process {rank}")
         as_one = {**as_rank(environ, rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", **KEY_AND_ADDR}
         worlds.append(world_from_environment(as_one)[0])
     assert worlds[0] == worlds[1]
@@ -364,7 +364,7 @@ def test_a_rank_beyond_the_size_cannot_be():
 
 PROXY = """
     import os, subprocess, sys
-    ancestor = "from shmring._bootstrap.environment import _ancestor; print(_ancestor('hydra_pmi_proxy'))"
+    ancestor = "from shmring._bootstrap.environment import _hydra_proxy; print(_hydra_proxy())"
     rank = [sys.argv[1], "-c", ancestor]
     subprocess.run(rank, check=True)
     subprocess.run(["sh", "-c", '"$@"; true', "sh", *rank], check=True)
@@ -390,4 +390,4 @@ def test_hydra_jobs_are_named_after_their_proxy(tmp_path):
 
 def test_no_process_is_looked_up_in_the_proc_of_another_namespace(monkeypatch):
     monkeypatch.setattr(procfs, "shows_this_process", lambda: False)
-    assert environment._ancestor("hydra_pmi_proxy") == f"{os.getppid()} 0"
+    assert environment._hydra_proxy() == f"{os.getppid()} 0"

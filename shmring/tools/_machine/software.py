@@ -1,6 +1,6 @@
 """Report a process's software: versions, libraries, launchers, settings, tuning table, instruction set.
 
-This module looks up the versions of packages and imports none of the packages.
+This module looks up the versions of packages and imports none of them. A process of its own imports JAX.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from torch_ranks import group_of
 
 import shmring
 from shmring._core import kernels
-from shmring._engine import state
+from shmring._diagnostics import flight_recorder
 
 SIZES = (1, 2, 3, 5)
 COUNTS = (0, 1, 7, 3000, 90_000)
-DTYPES = {getattr(torch, name): name for name in state.DTYPES}
+DTYPES = {getattr(torch, name): name for name in flight_recorder.DTYPES}
 REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.AVG,

@@ -14,9 +14,9 @@ from torch_ranks import in_child
 
 import shmring
 from shmring._arrays import buffers
-from shmring._engine import state
+from shmring._diagnostics import flight_recorder
 
-DTYPES = [getattr(torch, name) for name in state.DTYPES]
+DTYPES = [getattr(torch, name) for name in flight_recorder.DTYPES]
 CAN_BE_NEGATIVE = [dtype for dtype in DTYPES if dtype.is_signed and dtype.itemsize > 1] + [
     torch.int8,
     torch.uint8,

@@ -84,7 +84,7 @@ static size_t step_ring_once(int n, int step, int reduces, size_t count)
     size_t sent = 0;
     memcpy(before, held, sizeof held);
     for (int rank = 0; rank < n; rank++) {
-        int to = sr_ring_to(rank, n);
+        int to = (rank + n - 1) % n;
         int slice = reduces ? sr_ring_reduce_slice(rank, n, step) : sr_ring_gather_slice(rank, n, step);
         CHECK(sr_ring_from(to, n) == rank);
         CHECK(slice >= 0 && slice < n);
@@ -119,7 +119,7 @@ static void test_ring_brings_every_contribution_everywhere_once(void)
 static void test_ring_of_four_is_the_published_one(void)
 {
     for (int rank = 0; rank < 4; rank++) {
-        CHECK(sr_ring_to(rank, 4) == (rank + 3) % 4);
+        CHECK(sr_ring_from((rank + 3) % 4, 4) == rank);
         for (int step = 1; step <= 3; step++)
             CHECK(sr_ring_reduce_slice(rank, 4, step) == (rank + step) % 4);
     }
@@ -132,7 +132,7 @@ static void test_a_mirrored_ring_goes_the_other_way(void)
         for (int rank = 0; rank < n; rank++) {
             int place = sr_ring_mirrored(rank, n);
             CHECK(place >= 0 && place < n && sr_ring_mirrored(place, n) == rank);
-            CHECK(sr_ring_mirrored(sr_ring_to(place, n), n) == sr_ring_from(rank, n));
+            CHECK(sr_ring_mirrored((place + n - 1) % n, n) == sr_ring_from(rank, n));
         }
 }
 
