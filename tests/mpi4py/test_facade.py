@@ -384,6 +384,39 @@ def test_persistent_collectives(tmp_path, nprocs):
     assert done.stdout.splitlines() == ["well"] * nprocs
 
 
+ORDERS = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+rank = comm.rank
+given = [np.array([10.0 * i + rank]) for i in range(4)]
+sums, parts = np.zeros((2, 1)), np.zeros((2, 2))
+requests = [comm.Allreduce_init(given[i], sums[i]) for i in range(2)]
+requests += [comm.Allgather_init(given[2 + i], parts[i]) for i in range(2)]
+
+# Startall may have another order on each rank.
+for _ in range(2):
+    sums[:], parts[:] = 0, 0
+    MPI.Prequest.Startall(requests[::-1] if rank else requests)
+    MPI.Request.Waitall(requests)
+    assert sums.tolist() == [[1], [21]] and parts.tolist() == [[20, 21], [30, 31]], (sums, parts)
+
+# One by one, collectives of equal arguments do not meet in another order: this is an error, and no wrong sum.
+try:
+    for request in requests[1::-1] if rank else requests[:2]:
+        request.Start()
+    MPI.Request.Waitall(requests[:2])
+except MPI.Exception as error:
+    print("same order" in str(error), type(error.__cause__).__name__)
+"""
+
+
+def test_persistent_collectives_in_another_order_on_each_rank(tmp_path):
+    done = run_code(tmp_path, ORDERS, "--no-prefix", nprocs=2)
+    assert done.stdout.splitlines() == ["True Mismatch"] * 2, done.stderr
+
+
 INTERRUPTED = """
 from shmring import MPI
 from shmring.mpi4py import objects
