@@ -605,6 +605,8 @@ def code_of(call, *arguments, **keywords):
         call(*arguments, **keywords)
     except MPI.Exception as error:
         return error.Get_error_class()
+    except ValueError:
+        return ValueError
 
 # The root of a broadcast gets a copy. The result of MAXLOC is a tuple, whatever the pairs are.
 given = ["a"]
@@ -664,11 +666,25 @@ for arguments, expected in {(72, 2): [9, 8], (30, 3): [5, 3, 2], (12, (0, 2)): [
 wrong = (0, 2), (5, (2, 0)), (6, (2, 2)), (4, (-2, 0))
 assert {code_of(MPI.Compute_dims, *arguments) for arguments in wrong} == {MPI.ERR_DIMS}
 
+# A range of ranks leads from its first to its last.
+group = comm.Get_group()
+assert group.Range_incl([(1, 0, -1)]).Translate_ranks(group=group) == [1, 0]
+for wrong in (1, 0, 1), (0, 1, -1), (0, 0, 0):
+    assert code_of(group.Range_incl, [wrong]) == code_of(group.Range_excl, [wrong]) == MPI.ERR_ARG
+
 # An index with a 0 at the front has a node less.
 index, edges = [*range(size + 1)], [*range(1, size), 0]
 graph = comm.Create_graph(index, edges)
 assert graph.neighbors == [above] and code_of(graph.Get_neighbors, -1) == MPI.ERR_RANK
 assert comm.Graph_map(index[:size], edges[: size - 1]) == (rank if rank < size - 1 else MPI.UNDEFINED)
+for wrong in ([1, 0], [0]), ([1], [5]), ([-1], []), ([2], [0]), ([1, 2, 3], [0, 1, 0]):
+    assert code_of(MPI.COMM_SELF.Create_graph, *wrong) == MPI.ERR_ARG, wrong
+for wrong in ([1], []), ([], [-1]):
+    assert code_of(MPI.COMM_SELF.Create_dist_graph_adjacent, *wrong) == MPI.ERR_RANK
+for wrong in ([0], [1], [1]), ([1], [1], [0]):
+    assert code_of(MPI.COMM_SELF.Create_dist_graph, *wrong) == MPI.ERR_RANK
+for wrong in ([0], [1], [0, 0]), ([0, 0], [2, -1], [0]):
+    assert code_of(MPI.COMM_SELF.Create_dist_graph, *wrong) is ValueError, wrong
 ring = comm.Create_dist_graph_adjacent([below], [above])
 ring.inedges.append(rank)
 assert ring.inedges == [below]
