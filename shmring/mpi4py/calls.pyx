@@ -29,6 +29,7 @@ from ..errors import Error, Mismatch
 from .messages import IN_PLACE
 from .turns import Turns
 
+cdef frozenset LOGICAL = frozenset(["land", "lor", "lxor"])
 cdef dict threads_by_number = threading._active
 cdef bint many_threads_call = True
 cdef object default_op, request_type, prequest_type   # set by `register_classes`
@@ -499,8 +500,12 @@ cdef object reduction(Collective call, object send, object recv, object op):
             raise ValueError(f"{given.count} items are sent, {taken.count} received; both must be one count")
     without_gaps(given)
     without_gaps(taken)
-    name = (<Handle?> op)._ref.name
-    if name not in given.type.ops:
+    if (<Handle?> op)._ref is None:
+        raise errors.Exception(errors.ERR_OP)
+    name = op._ref.name
+    # MPI leaves a single operand as it is; a logical operation of shmring makes it 0 or 1.
+    is_left = name in LOGICAL and (call.kind == SCAN or call.kind == EXSCAN or context.size == 1)
+    if is_left or name not in given.type.ops:
         return op._ref.fold_call(context, call.kind, call.root, given, taken, blocks)
     call.op = name
     call.x = given.reduced()

@@ -672,6 +672,17 @@ assert group.Range_incl([(1, 0, -1)]).Translate_ranks(group=group) == [1, 0]
 for wrong in (1, 0, 1), (0, 1, -1), (0, 0, 0):
     assert code_of(group.Range_incl, [wrong]) == code_of(group.Range_excl, [wrong]) == MPI.ERR_ARG
 
+# A single operand stays as it is.
+for operation in MPI.LAND, MPI.LOR, MPI.LXOR:
+    twos, taken = np.full(3, 2), np.zeros(3, int)
+    MPI.COMM_SELF.Allreduce(twos, taken, operation)
+    assert taken.tolist() == [2] * 3
+    comm.Scan(twos, taken, operation)
+    assert taken.tolist() == ([2] * 3 if rank == 0 else [int(operation != MPI.LXOR)] * 3)
+    comm.Exscan(MPI.IN_PLACE, twos, operation)
+    assert twos.tolist() == [2] * 3
+assert code_of(MPI.COMM_SELF.Allreduce, twos, taken, MPI.OP_NULL) == MPI.ERR_OP
+
 # An index with a 0 at the front has a node less.
 index, edges = [*range(size + 1)], [*range(1, size), 0]
 graph = comm.Create_graph(index, edges)
