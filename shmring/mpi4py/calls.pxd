@@ -71,6 +71,8 @@ cdef class Collective(Call):
     cdef readonly object x, op, out
     cdef Plan plan                # of a persistent call; else None
 
+    cdef int make_plan(self) except -1
+
 
 cdef class MessageCall(Call):
     pass

@@ -386,12 +386,19 @@ cdef class Collective(Call):
 
     cpdef object set_number(self, int number):
         # Calls of equal arguments then differ in bits of the size of a group of hosts, which no call of the facade has.
-        if self.plan is not None:
+        if number > 0:
+            self.make_plan()
             self.plan.c.fingerprint ^= <uint64_t> (number & 0xffff) << 45
 
     def persist(self, bint is_collective=False):
         """Return a Prequest, which begins the call when it is started."""
+        self.make_plan()
+        return Call.persist(self, is_collective)
+
+    cdef int make_plan(self) except -1:
         cdef Engine engine = self.context.opened()
+        if self.plan is not None:
+            return 0
         try:
             self.plan = plan_of(engine, self.kind, self.x, self.op, self.root, self.out)
         except Error as error:
@@ -399,7 +406,7 @@ cdef class Collective(Call):
         except Exception:
             engine.engine.refuse(self.kind)
             raise
-        return Call.persist(self, is_collective)
+        return 0
 
 
 # Run a collective without making a Call.

@@ -402,6 +402,15 @@ for _ in range(2):
     MPI.Request.Waitall(requests)
     assert sums.tolist() == [[1], [21]] and parts.tolist() == [[20, 21], [30, 31]], (sums, parts)
 
+# The items may have gaps on one rank alone.
+column = MPI.INT64_T.Create_vector(2, 1, 2).Commit()
+table = np.arange(4) * (1 - rank)
+spread = comm.Bcast_init([table, 1, column] if rank else [table, 2, MPI.INT64_T])
+for _ in range(2):
+    spread.Start()
+    spread.Wait()
+    assert table.tolist() == ([0, 0, 1, 0] if rank else [0, 1, 2, 3]), table
+
 # One by one, collectives of equal arguments do not meet in another order: this is an error, and no wrong sum.
 try:
     for request in requests[1::-1] if rank else requests[:2]:
