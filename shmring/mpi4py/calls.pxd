@@ -12,6 +12,7 @@ cdef class Context:
     cdef public object open_engine   # makes the communicator of shmring at its first use
     cdef readonly int rank, size
     cdef readonly object turns       # of the threads that send and receive, while there are several
+    cdef int npersistent             # persistent collectives that were made; the same on all ranks
     cdef object frames               # of the objects of its collectives; None before the first one
     cdef object __weakref__
 
@@ -33,6 +34,7 @@ cdef class Call:
     cpdef object wait_beside_threads(self, object work)
     cpdef object conclude(self)
     cpdef object release(self)
+    cpdef object set_number(self, int number)
     cdef object run_now(self, Status status)
 
 
@@ -42,6 +44,7 @@ cdef class Pending:
     cdef public object result        # what `finish` returned
     cdef object outcome
     cdef readonly object failure     # the exception of a call that has failed, until `settle` raises it
+    cdef readonly int number         # of a persistent collective, in the order in which they were made; else 0
     cdef bint is_complete
     cdef public bint is_idle         # the program was told that it is complete, or it was not started
     cdef public bint is_persistent
@@ -53,6 +56,7 @@ cdef class Pending:
     cpdef object settle(self)
     cpdef object report(self, Status status)
     cdef bint is_done(self) except -1
+    cdef object exception_for(self, object error)
     cdef int fail(self, object error) except -1
     cdef int wait(self) except -1
 
@@ -66,6 +70,8 @@ cdef class Collective(Call):
     cdef readonly int kind, root
     cdef readonly object x, op, out
     cdef Plan plan                # of a persistent call; else None
+
+    cdef int make_plan(self) except -1
 
 
 cdef class MessageCall(Call):

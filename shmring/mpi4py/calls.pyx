@@ -4,6 +4,8 @@ Every call of the facade makes a `Call`, which has the NumPy arrays and numbers 
 `Caller` are in Cython since their own time counts beside that of shmring.
 """
 
+from libc.stdint cimport uint64_t
+
 cimport cython
 
 from .._comm.collectives cimport plan_of
@@ -23,10 +25,11 @@ import threading
 import numpy as np
 
 from . import errors
-from ..errors import Error
+from ..errors import Error, Mismatch
 from .messages import IN_PLACE
 from .turns import Turns
 
+cdef frozenset LOGICAL = frozenset(["land", "lor", "lxor"])
 cdef dict threads_by_number = threading._active
 cdef bint many_threads_call = True
 cdef object default_op, request_type, prequest_type   # set by `register_classes`
@@ -195,10 +198,17 @@ cdef class Call:
         pending.start()
         return new_handle(request_type, pending)
 
-    def persist(self):
+    cpdef object set_number(self, int number):
+        """Let this persistent collective meet only those of the same number on other ranks, where that is possible."""
+
+    def persist(self, bint is_collective=False):
         """Return a Prequest, which begins the call when it is started."""
         cdef Pending pending = Pending.__new__(Pending)
         pending.call, pending.is_persistent, pending.is_idle = self, True, True
+        if is_collective:
+            self.context.npersistent += 1
+            pending.number = self.context.npersistent
+            self.set_number(pending.number)
         return new_handle(prequest_type, pending)
 
 
@@ -224,7 +234,7 @@ cdef class Pending:
         try:
             self.work = call.begin() if is_only_thread(call.context) else call.begin_beside_threads()
         except Error as error:
-            raise call.context.failure(None, error) from error
+            raise self.exception_for(error) from error
         self.is_idle = False
 
     cpdef bint poll(self) except -1:
@@ -242,9 +252,17 @@ cdef class Pending:
             self.fail(error)
         return True
 
+    # Return the exception for an error of the call.
+    cdef object exception_for(self, object error):
+        if self.number == 0 or not isinstance(error, Mismatch):
+            return self.call.context.failure(None, error)
+        return self.call.context.failure(errors.code_of(error), (
+            f"a persistent collective has met another call: unless Startall starts them, all ranks have to start them "
+            f"in the same order; {error}"))
+
     cdef int fail(self, object error) except -1:
         try:
-            self.failure = self.call.context.failure(None, error)
+            self.failure = self.exception_for(error)
             self.failure.__cause__ = error
         except BaseException as raised:   # of the program's error handler
             self.failure = raised
@@ -366,9 +384,21 @@ cdef class Collective(Call):
             return self.plan.issue()
         return self.context.opened().run(self.kind, self.x, self.op, self.root, self.out, None, None, True, None)
 
-    def persist(self):
+    cpdef object set_number(self, int number):
+        # Calls of equal arguments then differ in bits of the size of a group of hosts, which no call of the facade has.
+        if number > 0:
+            self.make_plan()
+            self.plan.c.fingerprint ^= <uint64_t> (number & 0xffff) << 45
+
+    def persist(self, bint is_collective=False):
         """Return a Prequest, which begins the call when it is started."""
+        self.make_plan()
+        return Call.persist(self, is_collective)
+
+    cdef int make_plan(self) except -1:
         cdef Engine engine = self.context.opened()
+        if self.plan is not None:
+            return 0
         try:
             self.plan = plan_of(engine, self.kind, self.x, self.op, self.root, self.out)
         except Error as error:
@@ -376,7 +406,7 @@ cdef class Collective(Call):
         except Exception:
             engine.engine.refuse(self.kind)
             raise
-        return Call.persist(self)
+        return 0
 
 
 # Run a collective without making a Call.
@@ -477,8 +507,12 @@ cdef object reduction(Collective call, object send, object recv, object op):
             raise ValueError(f"{given.count} items are sent, {taken.count} received; both must be one count")
     without_gaps(given)
     without_gaps(taken)
-    name = (<Handle?> op)._ref.name
-    if name not in given.type.ops:
+    if (<Handle?> op)._ref is None:
+        raise errors.Exception(errors.ERR_OP)
+    name = op._ref.name
+    # MPI leaves a single operand as it is; a logical operation of shmring makes it 0 or 1.
+    is_left = name in LOGICAL and (call.kind == SCAN or call.kind == EXSCAN or context.size == 1)
+    if is_left or name not in given.type.ops:
         return op._ref.fold_call(context, call.kind, call.root, given, taken, blocks)
     call.op = name
     call.x = given.reduced()

@@ -19,13 +19,21 @@ class Again(Call):
 
     def __init__(self, call: Call, prepare: Callable[[], Call]) -> None:
         self.context, self.call, self.prepare, self.empty = call.context, call, prepare, call.empty
+        self.number = 0
+
+    def set_number(self, number: int) -> None:
+        self.number = number
+
+    def _prepare_again(self) -> None:
+        self.call = self.prepare()
+        self.call.set_number(self.number)
 
     def begin(self) -> Any:
-        self.call = self.prepare()
+        self._prepare_again()
         return self.call.begin()
 
     def begin_beside_threads(self) -> Any:
-        self.call = self.prepare()
+        self._prepare_again()
         return self.call.begin_beside_threads()
 
     def is_done_beside_threads(self, work: Any) -> bool:
@@ -41,18 +49,18 @@ class Again(Call):
         return self.call.conclude()
 
 
-def add_forms(cls: _Class) -> _Class:
+def add_forms(cls: _Class, are_collective: bool = True) -> _Class:
     """Add Name, Iname and Name_init to a class for each of its methods _prepare_Name, unless it has them."""
     for attribute, prepare in list(vars(cls).items()):
         if attribute.startswith(_PREFIX):
             name = attribute.removeprefix(_PREFIX)
-            for form, method in _forms_of(name, prepare).items():
+            for form, method in _forms_of(name, prepare, are_collective).items():
                 if not hasattr(cls, form):
                     setattr(cls, form, method)
     return cls
 
 
-def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def _forms_of(name: str, prepare: Callable[..., Any], is_collective: bool) -> dict[str, Callable[..., Any]]:
     most = len(inspect.signature(prepare).parameters) - 1  # without self
 
     def run(self: Any, *args: Any, status: Any = None, **keywords: Any) -> Any:
@@ -72,7 +80,7 @@ def _forms_of(name: str, prepare: Callable[..., Any]) -> dict[str, Callable[...,
         call = prepare(self, *args, **keywords)
         if is_copied:
             call = Again(call, functools.partial(prepare, self, *args, **keywords))
-        return call.persist()
+        return call.persist(is_collective)
 
     forms = (
         (name, run, ""),

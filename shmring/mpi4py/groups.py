@@ -106,8 +106,9 @@ class Group(handles.Named, Handle):
     def _expanded(self, ranges: Sequence[tuple[int, int, int]]) -> list[int]:
         found: list[int] = []
         for first, last, step in ranges:
-            if step == 0:
-                raise errors.Exception(errors.ERR_ARG, "a range of ranks has step 0")
+            if step == 0 or (last - first) * step < 0:
+                reason = f"a step of {step} does not lead from rank {first} to rank {last}"
+                raise errors.Exception(errors.ERR_ARG, reason)
             found += range(first, last + (1 if step > 0 else -1), step)
         return found
 

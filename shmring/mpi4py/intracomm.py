@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -194,13 +195,25 @@ class Intracomm(Comm):
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
-        index, edges = self._refusing("barrier", _nodes_and_edges, index, edges)
-        if len(index) > self.Get_size():
-            self._ref.comm.refuse("barrier")
-            raise self._ref.failure(
-                errors.ERR_ARG, f"a graph of {len(index)} nodes does not fit {self.Get_size()} ranks"
-            )
+        index, edges = self._refusing("barrier", self._graph_of, index, edges)
         return self._arranged(Graphcomm, len(index), lambda: Graph(index, edges, self.Get_rank()))
+
+    def _graph_of(self, index: Any, edges: Any) -> tuple[list[int], list[int]]:
+        index, edges = _nodes_and_edges(index, edges)
+        reason = ""
+        if len(index) > self.Get_size():
+            reason = f"a graph of {len(index)} nodes does not fit {self.Get_size()} ranks"
+        elif any(end < begin for begin, end in itertools.pairwise([0, *index])):
+            reason = f"the ends of the nodes' edges are {index}; they must not decrease"
+        elif index and index[-1] > len(edges):
+            reason = f"{len(edges)} edges are given, and the nodes have {index[-1]}"
+        else:
+            edges = edges[: index[-1] if index else 0]
+            if any(not 0 <= node < len(index) for node in edges):
+                reason = f"the edges lead to {edges}; the nodes are 0 to {len(index) - 1}"
+        if reason:
+            raise self._comm().failure(errors.ERR_ARG, reason)
+        return index, edges
 
     def Create_dist_graph_adjacent(
         self,
@@ -212,8 +225,23 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         """Return the communicator of a graph of which each rank gives its own edges."""
-        graph = self._refusing("barrier", _own_graph, sources, destinations, sourceweights, destweights)
+        given = sources, destinations, sourceweights, destweights
+        graph = self._refusing("barrier", self._own_graph, *given)
         return self._arranged(Distgraphcomm, self.Get_size(), lambda: graph)
+
+    def _own_graph(self, sources: Any, destinations: Any, sourceweights: Any, destweights: Any) -> DistGraph:
+        """Return the graph of the edges that this rank gives of itself."""
+        sources, destinations = self._nodes(sources), self._nodes(destinations)
+        weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
+        both = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
+        return DistGraph(sources, destinations, both)
+
+    def _nodes(self, values: Any) -> list[int]:
+        """Return the ranks at one end of edges, as a list."""
+        nodes, size = _integers(values), self.Get_size()
+        if any(not 0 <= rank < size for rank in nodes):
+            raise self._comm().failure(errors.ERR_RANK, f"edges have {nodes}; the ranks are 0 to {size - 1}")
+        return nodes
 
     def Create_dist_graph(
         self,
@@ -225,7 +253,8 @@ class Intracomm(Comm):
         reorder: bool = False,
     ) -> Any:
         """Return the communicator of a graph of which each rank gives any edges."""
-        edges, is_weighted = self._refusing("all_gather", _edges_of, sources, degrees, destinations, weights)
+        given = sources, degrees, destinations, weights
+        edges, is_weighted = self._refusing("all_gather", self._edges_of, *given)
         everything = [edge for part in self.allgather(edges) for edge in part]
         rank = self.Get_rank()
         ins = [edge for edge in everything if edge[1] == rank]
@@ -233,6 +262,21 @@ class Intracomm(Comm):
         both = ([edge[2] for edge in ins], [edge[2] for edge in outs]) if is_weighted else None
         graph = DistGraph([edge[0] for edge in ins], [edge[1] for edge in outs], both)
         return self._arranged(Distgraphcomm, self.Get_size(), lambda: graph)
+
+    def _edges_of(
+        self, sources: Any, degrees: Any, destinations: Any, weights: Any
+    ) -> tuple[list[Any], bool]:
+        """Return the edges that this rank gives (source, destination, weight), and if they have weights."""
+        sources, degrees, destinations = self._nodes(sources), _integers(degrees), self._nodes(destinations)
+        if sum(degrees) != len(destinations) or min(degrees, default=0) < 0:
+            raise ValueError(f"the degrees are {degrees}, and there are {len(destinations)} destinations")
+        edges, at = [], 0
+        given = _weights(weights, len(destinations))
+        for source, degree in zip(sources, degrees, strict=True):
+            for place in range(at, at + degree):
+                edges.append((source, destinations[place], None if given is None else given[place]))
+            at += degree
+        return edges, given is not None
 
     def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
         """Return this process' rank in a grid; UNDEFINED if the grid does not need it."""
@@ -267,26 +311,6 @@ def _weights(weights: Any, count: int) -> list[int] | None:
     if len(weights) != count:
         raise ValueError(f"{len(weights)} weights are given for {count} edges")
     return _integers(weights)
-
-
-def _own_graph(sources: Any, destinations: Any, sourceweights: Any, destweights: Any) -> DistGraph:
-    """Return the graph of the edges that a rank gives of itself."""
-    sources, destinations = _integers(sources), _integers(destinations)
-    weights = _weights(sourceweights, len(sources)), _weights(destweights, len(destinations))
-    both = None if weights[0] is None or weights[1] is None else (weights[0], weights[1])
-    return DistGraph(sources, destinations, both)
-
-
-def _edges_of(sources: Any, degrees: Any, destinations: Any, weights: Any) -> tuple[list[Any], bool]:
-    """Return the edges that a rank gives (source, destination, weight), and if they have weights."""
-    sources, degrees, destinations = map(_integers, (sources, degrees, destinations))
-    edges, at = [], 0
-    given = _weights(weights, len(destinations))
-    for source, degree in zip(sources, degrees, strict=True):
-        for place in range(at, at + degree):
-            edges.append((source, destinations[place], None if given is None else given[place]))
-        at += degree
-    return edges, given is not None
 
 
 class Topocomm(Topological, Neighbors, Intracomm):

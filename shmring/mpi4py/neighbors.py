@@ -18,6 +18,7 @@ from .point_to_point import PointToPoint, Several
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _LIBRARY = 1  # the context of these messages: receives of the program with wildcards do not match them
 _REFUSED = -1  # in the place of a length: the argument of the sender was wrong
+_MOST_EDGES, _NUMBERS = 2**10, 2**19  # the tags of a persistent call, and such calls: see comm.py
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -41,6 +42,12 @@ class NeighborCall(MessageCall):
             for edge, (x, peer) in enumerate(zip(received, sources, strict=True))
             if peer != _PROC_NULL
         ]
+
+    def set_number(self, number: int) -> None:
+        """Give the messages tags of their own, so that ranks may start persistent calls in any order."""
+        first_tag = number % _NUMBERS * _MOST_EDGES
+        self.sent = [(x, peer, first_tag + tag) for x, peer, tag in self.sent]
+        self.received = [(x, peer, first_tag + tag) for x, peer, tag in self.received]
 
     def perform(self) -> None:
         self.wait_or_withdraw(self.begin())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -252,7 +253,7 @@ MESSAGE_NULL = Message()
 handles.predefine({"MESSAGE_NULL": MESSAGE_NULL, "MESSAGE_NO_PROC": MESSAGE_NO_PROC})
 
 
-@add_forms
+@functools.partial(add_forms, are_collective=False)
 class PointToPoint(ObjectCaller):
     """Messages of a communicator."""
 

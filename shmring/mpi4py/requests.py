@@ -218,8 +218,11 @@ class Prequest(Request):
 
     @classmethod
     def Startall(cls, requests: list[Prequest]) -> None:
-        """Begin several calls."""
-        for request in requests:
+        """Begin several calls: the messages in this order, the collectives in which they were made.
+
+        MPI lets each rank start collectives in another order, and shmring wants one order on all ranks.
+        """
+        for request in sorted(requests, key=_number_of):
             request.Start()
 
 
@@ -339,6 +342,10 @@ def _restores(call: Any) -> bool:
     """Return whether items with gaps are copied to their places when the call is complete."""
     begun = call.call if isinstance(call, Again) else call
     return isinstance(getattr(begun.finish, "__self__", None), Data)
+
+
+def _number_of(request: Request) -> int:
+    return 0 if request._ref is None else int(request._ref.number)
 
 
 def _clear(status: Status) -> None:

@@ -384,6 +384,48 @@ def test_persistent_collectives(tmp_path, nprocs):
     assert done.stdout.splitlines() == ["well"] * nprocs
 
 
+ORDERS = """
+import numpy as np
+from shmring import MPI
+
+comm = MPI.COMM_WORLD
+rank = comm.rank
+given = [np.array([10.0 * i + rank]) for i in range(4)]
+sums, parts = np.zeros((2, 1)), np.zeros((2, 2))
+requests = [comm.Allreduce_init(given[i], sums[i]) for i in range(2)]
+requests += [comm.Allgather_init(given[2 + i], parts[i]) for i in range(2)]
+
+# Startall may have another order on each rank.
+for _ in range(2):
+    sums[:], parts[:] = 0, 0
+    MPI.Prequest.Startall(requests[::-1] if rank else requests)
+    MPI.Request.Waitall(requests)
+    assert sums.tolist() == [[1], [21]] and parts.tolist() == [[20, 21], [30, 31]], (sums, parts)
+
+# The items may have gaps on one rank alone.
+column = MPI.INT64_T.Create_vector(2, 1, 2).Commit()
+table = np.arange(4) * (1 - rank)
+spread = comm.Bcast_init([table, 1, column] if rank else [table, 2, MPI.INT64_T])
+for _ in range(2):
+    spread.Start()
+    spread.Wait()
+    assert table.tolist() == ([0, 0, 1, 0] if rank else [0, 1, 2, 3]), table
+
+# One by one, collectives of equal arguments do not meet in another order: this is an error, and no wrong sum.
+try:
+    for request in requests[1::-1] if rank else requests[:2]:
+        request.Start()
+    MPI.Request.Waitall(requests[:2])
+except MPI.Exception as error:
+    print("same order" in str(error), type(error.__cause__).__name__)
+"""
+
+
+def test_persistent_collectives_in_another_order_on_each_rank(tmp_path):
+    done = run_code(tmp_path, ORDERS, "--no-prefix", nprocs=2)
+    assert done.stdout.splitlines() == ["True Mismatch"] * 2, done.stderr
+
+
 INTERRUPTED = """
 from shmring import MPI
 from shmring.mpi4py import objects
@@ -572,6 +614,8 @@ def code_of(call, *arguments, **keywords):
         call(*arguments, **keywords)
     except MPI.Exception as error:
         return error.Get_error_class()
+    except ValueError:
+        return ValueError
 
 # The root of a broadcast gets a copy. The result of MAXLOC is a tuple, whatever the pairs are.
 given = ["a"]
@@ -631,11 +675,36 @@ for arguments, expected in {(72, 2): [9, 8], (30, 3): [5, 3, 2], (12, (0, 2)): [
 wrong = (0, 2), (5, (2, 0)), (6, (2, 2)), (4, (-2, 0))
 assert {code_of(MPI.Compute_dims, *arguments) for arguments in wrong} == {MPI.ERR_DIMS}
 
+# A range of ranks leads from its first to its last.
+group = comm.Get_group()
+assert group.Range_incl([(1, 0, -1)]).Translate_ranks(group=group) == [1, 0]
+for wrong in (1, 0, 1), (0, 1, -1), (0, 0, 0):
+    assert code_of(group.Range_incl, [wrong]) == code_of(group.Range_excl, [wrong]) == MPI.ERR_ARG
+
+# A single operand stays as it is.
+for operation in MPI.LAND, MPI.LOR, MPI.LXOR:
+    twos, taken = np.full(3, 2), np.zeros(3, int)
+    MPI.COMM_SELF.Allreduce(twos, taken, operation)
+    assert taken.tolist() == [2] * 3
+    comm.Scan(twos, taken, operation)
+    assert taken.tolist() == ([2] * 3 if rank == 0 else [int(operation != MPI.LXOR)] * 3)
+    comm.Exscan(MPI.IN_PLACE, twos, operation)
+    assert twos.tolist() == [2] * 3
+assert code_of(MPI.COMM_SELF.Allreduce, twos, taken, MPI.OP_NULL) == MPI.ERR_OP
+
 # An index with a 0 at the front has a node less.
 index, edges = [*range(size + 1)], [*range(1, size), 0]
 graph = comm.Create_graph(index, edges)
 assert graph.neighbors == [above] and code_of(graph.Get_neighbors, -1) == MPI.ERR_RANK
 assert comm.Graph_map(index[:size], edges[: size - 1]) == (rank if rank < size - 1 else MPI.UNDEFINED)
+for wrong in ([1, 0], [0]), ([1], [5]), ([-1], []), ([2], [0]), ([1, 2, 3], [0, 1, 0]):
+    assert code_of(MPI.COMM_SELF.Create_graph, *wrong) == MPI.ERR_ARG, wrong
+for wrong in ([1], []), ([], [-1]):
+    assert code_of(MPI.COMM_SELF.Create_dist_graph_adjacent, *wrong) == MPI.ERR_RANK
+for wrong in ([0], [1], [1]), ([1], [1], [0]):
+    assert code_of(MPI.COMM_SELF.Create_dist_graph, *wrong) == MPI.ERR_RANK
+for wrong in ([0], [1], [0, 0]), ([0, 0], [2, -1], [0]):
+    assert code_of(MPI.COMM_SELF.Create_dist_graph, *wrong) is ValueError, wrong
 ring = comm.Create_dist_graph_adjacent([below], [above])
 ring.inedges.append(rank)
 assert ring.inedges == [below]

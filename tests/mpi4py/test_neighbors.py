@@ -30,6 +30,14 @@ for step in range(3):
     halo.Wait()
     assert taken.tolist() == [[step, 1], [step, -1]]
 
+# Ranks may start several of them in any order.
+rooms = np.zeros((2, 2, 2), "i8")
+halos = [ring.Neighbor_alltoall_init(sent + 100 * i, rooms[i]) for i in range(2)]
+for one in halos[::-1] if rank % 2 else halos:
+    one.Start()
+MPI.Request.Waitall(halos)
+assert (rooms == [taken, taken + 100]).all(), rooms
+
 # At the ends of a line there is no neighbour: its part of the message stays as it is.
 line = world.Create_cart([size])
 parts = np.full(2, -5.0)
