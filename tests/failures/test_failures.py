@@ -65,7 +65,7 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
     with Ranks(3) as ranks:
         ranks.meet()
         ranks.begin(call_for_ever, path, algorithm, str(tmp_path / "runs"), STOPPED_S)
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(1, signal.SIGSTOP)
         others = ranks.answers(among=(0, 2))
         ranks.kill(1, signal.SIGCONT)
@@ -79,7 +79,7 @@ def test_of_ranks_that_wait_for_each_other_the_stopped_one_is_named(tmp_path, al
     with Ranks(5) as ranks:
         ranks.meet()
         ranks.begin(call_for_ever, "large", algorithm, str(tmp_path / "runs"), STOPPED_S)
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim, signal.SIGSTOP)
         others = ranks.answers(among=tuple(rank for rank in range(5) if rank != victim))
         ranks.kill(victim, signal.SIGCONT)
@@ -93,7 +93,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, path, algorithm, victim)
     with Ranks(3) as ranks:
         ranks.meet()
         ranks.begin(call_for_ever, path, algorithm, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes.pop(victim), Died)

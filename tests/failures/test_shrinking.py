@@ -70,7 +70,7 @@ def test_those_that_are_left_go_on(tmp_path, nodes, victim):
     with world(nodes) as ranks:
         ranks.meet()
         ranks.begin(go_on_after, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
     left = tuple(rank for rank in range(3) if rank != victim)
@@ -267,10 +267,10 @@ def test_a_rank_that_goes_on_later_harms_nobody(tmp_path):
     with Ranks(3) as ranks:
         ranks.meet()
         ranks.begin(stand_still, str(tmp_path / "runs"), tmp_path / "gone on")
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(1, signal.SIGSTOP)
         for rank in range(2):  # the others have had a Timeout, and have waited for it once more
-            when_there(tmp_path / f"gone on {rank}")
+            when_there(tmp_path / f"gone on {rank}", ranks)
         ranks.kill(1, signal.SIGCONT)
         outcomes = ranks.answers()
     assert outcomes[0] == outcomes[2] == (1, (0, 2))
@@ -396,7 +396,7 @@ def go_on_until_alone(comm, path_when_running):
 def test_each_side_of_a_cut_link_goes_on(tmp_path, world_over):
     ranks = world_over([0, 0, 1, 1], timeout_s=4)
     ranks.begin(go_on_until_alone, str(tmp_path / "runs"))
-    when_there(tmp_path / "runs")
+    when_there(tmp_path / "runs", ranks)
     ranks.hosts[-1].down()
     outcomes = ranks.answers()
     ranks.hosts[-1].up()
@@ -407,7 +407,7 @@ def test_each_side_of_a_cut_link_goes_on(tmp_path, world_over):
 def test_those_on_other_hosts_go_on_without_one_that_dies(tmp_path, world_over):
     ranks = world_over([0, 0, 1, 2], timeout_s=5)
     ranks.begin(go_on_until_alone, str(tmp_path / "runs"))
-    when_there(tmp_path / "runs")
+    when_there(tmp_path / "runs", ranks)
     ranks.hosts[0].kill()
     outcomes = ranks.answers()
     assert outcomes[2:] == [((2, 3), 2)] * 2

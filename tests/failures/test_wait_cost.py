@@ -122,7 +122,7 @@ def test_signal_handlers_run_while_a_rank_waits_and_the_call_goes_on(world_of, t
     place_once_it_waits(ranks, 1)
     for number in range(3):
         ranks.kill(1, signal.SIGUSR1)
-        until_there(tmp_path / f"handled {number + 1}")
+        until_there(tmp_path / f"handled {number + 1}", ranks)
     _, (handled, over, value) = ranks.answers()
     assert value == 3.0
     assert len(handled) == 3

@@ -111,7 +111,7 @@ def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call)
     last = max(nodes)
     ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
     ranks.begin(call_until, call, str(tmp_path / "runs"))
-    when_there(tmp_path / "runs")
+    when_there(tmp_path / "runs", ranks)
     begin = time.monotonic()
     ranks.hosts[-1].down()
     outcomes = ranks.answers()
@@ -130,7 +130,7 @@ def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout,
     nodes = LAYOUTS[layout]
     ranks = world_over(nodes, timeout_s=CUT_TIMEOUT_S)
     ranks.begin(call_until, "large", str(tmp_path / "runs"))
-    when_there(tmp_path / "runs")
+    when_there(tmp_path / "runs", ranks)
     begin = time.monotonic()
     host = ranks.hosts[-1]
     if pulled:

@@ -131,7 +131,7 @@ def assert_a_death_is_named(tmp_path, layout, call, *victims):
     with across(layout) as ranks:
         ranks.meet(SHMRING_WIRE_SLICE=16384)
         ranks.begin(for_ever, call, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         begin = time.monotonic()
         for sig in (
             signal.SIGSTOP,
@@ -174,7 +174,7 @@ def test_a_rank_that_dies_while_groups_form_fails_them(tmp_path, layout, victim,
     with across(layout) as ranks:
         ranks.meet()
         ranks.begin(for_ever, call, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         begin = time.monotonic()
         ranks.kill(victim)
         for error in survivors(ranks.answers(), victim):

@@ -265,7 +265,7 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim
     with Ranks(2, nodes=APART) as ranks:
         ranks.meet(SHMRING_MESSAGE_RING=TINY)
         ranks.begin(failures.talk_for_ever, how, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes[victim], Died)
@@ -284,7 +284,7 @@ def test_all_ranks_name_the_one_that_was_killed(tmp_path):
     with Ranks(4, nodes=PAIRS) as ranks:
         ranks.meet()
         ranks.begin(talk_around, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(2)
         outcomes = ranks.answers()
         for rank in (0, 1, 3):

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
-from leftovers import is_alive, names_in_shm, wait_until
+from leftovers import is_alive, names_in_shm, state_of
 from running import QUIET, command, on_a_terminal, run_code, started
+from waiting import wait_until
 
 from shmring._launch import options as run_options
 from shmring._launch import shmrun as run
@@ -470,24 +470,20 @@ def test_user_signals_only_pass_through(tmp_path):
         assert (out, process.returncode) == ("seen\nseen\n", 0)
 
 
-def state_of(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_ctrl_z_stops_the_ranks_too(tmp_path):
     with ready(tmp_path, "ready(); time.sleep(100)") as (process, pids):
         everybody = (process.pid, *pids)
         process.send_signal(signal.SIGTSTP)
-        wait_until(lambda: all(state_of(pid) == "T" for pid in everybody))
+        wait_until(lambda: all(state_of(pid) == "T" for pid in everybody), "all have stopped")
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: not any(state_of(pid) == "T" for pid in everybody))
+        wait_until(lambda: not any(state_of(pid) == "T" for pid in everybody), "all go on")
 
 
 def test_ranks_die_with_a_killed_shmrun(tmp_path):
     with ready(tmp_path, "ready(); time.sleep(100)", nprocs=3) as (process, pids):
         process.kill()
         process.wait()
-        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)), "the ranks have ended")
 
 
 def test_everybody_killed_at_once_leaves_nothing(tmp_path):
@@ -496,7 +492,7 @@ def test_everybody_killed_at_once_leaves_nothing(tmp_path):
     with ready(tmp_path, code) as (process, pids):
         for pid in (process.pid, *pids):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)), "the ranks have ended")
     assert not names_in_shm() - before
 
 
@@ -540,7 +536,7 @@ def test_the_ranks_own_children_are_swept(tmp_path, end):
         """
     with ready(tmp_path, code, "--grace", "0.3") as (process, children):
         process.communicate(timeout=50)
-        wait_until(lambda: not any(map(is_alive, children)))
+        wait_until(lambda: not any(map(is_alive, children)), "the children have ended")
 
 
 @pytest.mark.parametrize("kind", [BlockingIOError, subprocess.SubprocessError])

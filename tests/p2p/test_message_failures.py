@@ -228,7 +228,7 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim
     with Ranks(2) as ranks:
         ranks.meet(SHMRING_MESSAGE_RING=TINY)
         ranks.begin(talk_for_ever, how, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes[victim], Died)

@@ -121,7 +121,7 @@ def split_and_dream(comm, path, seen_path):
 def test_ps_shows_groups_beside_their_parents(world_of, capsys, tmp_path):
     ranks = world_of(4)
     ranks.begin(split_and_dream, str(tmp_path / "there"), tmp_path / "seen")
-    when_there(tmp_path / "there")
+    when_there(tmp_path / "there", ranks)
     found = shown_of(capsys, ranks, "ps")
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None] * 4
@@ -155,7 +155,7 @@ def survive(comm, path, seen_path):
 def test_ps_after_a_kill_says_who_is_dead_and_why_it_is_over(capsys, tmp_path):
     with Ranks(2) as ranks:
         ranks.meet().begin(survive, str(tmp_path / "runs"), tmp_path / "seen")
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(1)
         one = once(lambda: next((one for one in shown_of(capsys, ranks, "ps") if one["over"]), None))
         text = shown(capsys, "ps")
@@ -384,7 +384,7 @@ def idle(comm, path, seen_path):
 def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path):
     ranks = world_of(2)
     ranks.begin(idle, str(tmp_path / "there"), tmp_path / "seen")
-    when_there(tmp_path / "there")
+    when_there(tmp_path / "there", ranks)
     (segment,) = _attach.of_processes([ranks.pid(0)])
 
     def state():

@@ -68,7 +68,7 @@ def reduce_until(comm, path, stop):
 def test_rates_are_those_of_the_calls(world_of, capsys, tmp_path):
     ranks = world_of(2)
     ranks.begin(reduce_until, tmp_path / "begun", tmp_path / "stop")
-    when_there(tmp_path / "begun")
+    when_there(tmp_path / "begun", ranks)
     first, second = looks(capsys, ranks, "--count", "2", "--interval", "0.3")
     (tmp_path / "stop").touch()
     ranks.answers()
