@@ -91,7 +91,6 @@ def put_late(queue):
 # ---- the ways between processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", METHODS)
 def test_ways_between_processes(method):
     context = multiprocessing.get_context(method)
@@ -114,7 +113,6 @@ def test_ways_between_processes(method):
     assert got["again"][0, 0] == 77
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", METHODS)
 def test_arrays_outlive_their_sender(method):
     context = multiprocessing.get_context(method)
@@ -129,7 +127,6 @@ def test_arrays_outlive_their_sender(method):
         assert (got[1]["x"] == number).all()
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", METHODS)
 def test_arrays_outlive_a_sender_that_pickles_them_at_its_end(method):
     context = multiprocessing.get_context(method)
@@ -622,7 +619,6 @@ def there_and_back():
     return travel([array, array[3:]]), travel(shmring.shared_zeros(3))
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize(
     ("kind", "stride"), [("point", 61), ("system", 1), pytest.param("point", 17, marks=pytest.mark.slow)]
 )

@@ -114,7 +114,6 @@ def nested(comm):
     return [level.size for level in levels], sums[0], sums[-1]
 
 
-@pytest.mark.limit(120)
 def test_groups_of_groups(world_of):
     for rank, found in enumerate(world_of(8)(nested)):
         assert found == ([8, 4, 2, 1], 28, rank)
@@ -227,7 +226,6 @@ def crowded(comm):
     return total(comm)
 
 
-@pytest.mark.limit(120)
 def test_eight_ranks_in_pairs(world_of):
     assert world_of(8)(crowded) == [28] * 8
 
@@ -568,7 +566,6 @@ def make_many(comm, turns):
     return before, resources()
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("segment", ["memfd", "posix"])
 def test_many_groups_leave_nothing(world_of, segment):
     for before, after in world_of(4, SHMRING_SEGMENT=segment)(make_many, 25):

@@ -392,7 +392,6 @@ def go_on_until_alone(comm, path_when_running):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_each_side_of_a_cut_link_goes_on(tmp_path, world_over):
     ranks = world_over([0, 0, 1, 1], timeout_s=4)
     ranks.begin(go_on_until_alone, str(tmp_path / "runs"))
@@ -403,7 +402,6 @@ def test_each_side_of_a_cut_link_goes_on(tmp_path, world_over):
     assert outcomes == [((0, 1), 1), ((0, 1), 1), ((2, 3), 1), ((2, 3), 1)]
 
 
-@pytest.mark.limit(120)
 def test_those_on_other_hosts_go_on_without_one_that_dies(tmp_path, world_over):
     ranks = world_over([0, 0, 1, 2], timeout_s=5)
     ranks.begin(go_on_until_alone, str(tmp_path / "runs"))

@@ -45,7 +45,6 @@ def sleepers(monkeypatch):
         yield meet
 
 
-@pytest.mark.limit(120)
 @each_value({"layout": ["2", "3", "5", "2+1"], "chunk": [None, 256]})
 def test_programs_of_collectives(sleepers, layout, chunk):
     ranks = sleepers(LAYOUTS[layout], **({"SHMRING_CHUNK": chunk, "SHMRING_DEPTH": 3} if chunk else {}))
@@ -53,7 +52,6 @@ def test_programs_of_collectives(sleepers, layout, chunk):
         ranks(run_program, seed, LAYOUTS[layout])
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("layout", ["2", "3", "5", "2+1"])
 def test_programs_of_messages(sleepers, layout):
     ranks = sleepers(LAYOUTS[layout], SHMRING_MESSAGE_RING=messages.TINY)

@@ -104,7 +104,6 @@ CUT = [("1+1", "background"), ("2+2", "large"), ("2+1+3", "moved")]
 CUT += [("1+1", "small"), ("2+2", "small"), ("2+1+3", "small"), ("2+1+3", "large")]
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize(("layout", "call"), first(3, CUT))
 def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call):
     nodes = LAYOUTS[layout]
@@ -123,7 +122,6 @@ def test_a_cut_link_ends_calls_on_both_sides(tmp_path, world_over, layout, call)
     assert took_s < CUT_TIMEOUT_S + SOON_S
 
 
-@pytest.mark.limit(120)
 @each_value({"layout": ["1+1", "2+2", "2+1+3"], "pulled": [False, True]})
 def test_a_host_that_dies_with_its_link_or_without(tmp_path, world_over, layout, pulled):
     """Kill a host; pulled: with its link down, so no peer is notified, and its connections stay half-open."""

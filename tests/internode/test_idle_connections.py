@@ -66,7 +66,6 @@ def meet_over(networks):
         ranks.__exit__()
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("places", first(1, [[0, 0, 1, 1], [0, 1]]))
 def test_a_rank_that_comes_late_is_waited_for(meet_over, places):
     meet_over(places, timeout_s=60)(come_late, 1.6 * CUT_S)
@@ -84,7 +83,6 @@ def be_cut_off(comm, call):
             comm.recv(x, 0)
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("call", first(1, ["all_reduce", "messages"]))
 def test_a_cut_link_is_noticed_long_before_the_timeout(meet_over, call):
     ranks = meet_over([0, 1], timeout_s=100)
@@ -110,7 +108,6 @@ def close_while_cut_off(comm):
     return time.monotonic() - begin
 
 
-@pytest.mark.limit(120)
 def test_a_rank_that_closes_takes_a_cut_link_for_cut(meet_over):
     ranks = meet_over([0, 1], timeout_s=100)
     ranks.begin(close_while_cut_off)

@@ -65,7 +65,6 @@ def test_what_was_sent_before_leaving_arrives_though_credit_comes_back(nodes, co
 # ---- as on one host ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.limit(120)
 @each_value({"nodes": NODES.values(), "ring": [TINY, 4096]})
 def test_random_programs(world_over_hosts, nodes, ring):
     ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=ring)
