@@ -24,7 +24,7 @@ from waiting import is_time_up, wait_until
 import shmring
 
 # The communicator's timeout: its own error comes before that of the test, and has more details.
-CALL_TIMEOUT_S = 20
+CALL_TIMEOUT_S = 40
 # Seconds that the ranks may take in all before they are shown and killed, unless the test's time is up
 # before. Beside busy CPUs some take 50.
 ANSWER_S = 100

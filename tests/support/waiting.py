@@ -31,13 +31,13 @@ def is_time_up():
 
 
 def wait_until(condition, what, ranks=None):
-    """Block until condition() is true.
+    """Block until condition() is true, and return its value.
 
     what: the condition in words. ranks: Ranks that are to make it true as they carry out an order; an error
     that one of them answers ends the wait, and so do the answers of all.
     """
     until = time.monotonic() + LONGEST_S
-    while not condition():
+    while not (found := condition()):
         if is_time_up() or time.monotonic() > until:
             if ranks is not None:
                 ranks.show_and_kill()
@@ -45,3 +45,4 @@ def wait_until(condition, what, ranks=None):
         if ranks is not None and ranks.check_early_answers() and not condition():
             raise AssertionError(f"all ranks have answered, and there is no more to wait for: {what}")
         time.sleep(INTERVAL_S)
+    return found

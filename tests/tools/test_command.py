@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from engines import environment
 from ranks import Died, Ranks, turns, until_there, when_there
+from waiting import wait_until
 
 import shmring
 from shmring._config.settings import Settings
@@ -60,13 +61,7 @@ def dream_or_wait(comm, dreams):
 
 def once(condition):
     """Return the result of condition as soon as it is true."""
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it has not become so")
+    return wait_until(condition, "the command shows what is awaited")
 
 
 # ---- ps ---------------------------------------------------------------------------------------------------
@@ -79,9 +74,8 @@ def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, dreams, seg
 
     def waiting():
         (one,) = shown_of(capsys, ranks, "ps")
-        return (
-            one if "waiting" in one["ranks"][0]["where"] and "waiting" in one["ranks"][2]["where"] else None
-        )
+        wait = all("waiting" in one["ranks"][rank]["where"] for rank in (0, 2))
+        return one if wait and one["ranks"][1]["state"] == "sleeping" else None
 
     one = once(waiting)
     text = shown(capsys, "ps")
