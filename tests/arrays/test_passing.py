@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from injections import Interrupt, injection_of
+from waiting import wait_until
 
 import shmring
 from shmring._arrays import passing
@@ -154,14 +155,7 @@ def test_nobody_keeps_arrays_for_a_process_that_has_ended(tmp_path):
     )
     done = subprocess.run([sys.executable, script], timeout=60)
     assert done.returncode == 0
-    until(lambda: not processes_of(script))
-
-
-def until(condition):
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: not processes_of(script), "the program's processes have ended")
 
 
 def processes_of(script):

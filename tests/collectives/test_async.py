@@ -16,6 +16,7 @@ import pytest
 from combinations import each_pair
 from leftovers import until_none
 from ranks import Died, Ranks, interrupted, turns, until_there
+from waiting import counted_s, wait_until
 
 import shmring
 from tests.collectives.test_errors import assert_all
@@ -187,9 +188,7 @@ def test_the_queue_keeps_nothing_of_calls_that_were_waited_for(world_of):
 def go_on_alone(comm):
     """Finish calls that no thread waits for."""
     works = [comm.all_reduce(np.ones(count), async_op=True) for count in (10, 100_000, 500_000)]
-    until = time.monotonic() + SOON_S
-    while not works[-1].done() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(works[-1].done, "the last call is done")
     return [work.done() for work in works]
 
 
@@ -480,10 +479,9 @@ def die_unwatched(comm):
     if comm.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     work = comm.all_reduce(np.ones(10), async_op=True)
-    until = time.monotonic() + SOON_S
-    while not work.done() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert work.done()
+    begin = counted_s()
+    wait_until(work.done, "the call is done")
+    assert counted_s() - begin < SOON_S
     work.wait()
 
 

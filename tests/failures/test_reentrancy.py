@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from ranks import until_there
 from snapshots import signal_in_a_call
+from waiting import wait_until
 
 import shmring
 from shmring._arrays import allocator
@@ -143,9 +144,8 @@ def collect_in_another_thread(comm):
         thread = threading.Thread(target=group.clear)
         thread.start()
         thread.join()
-    until = time.monotonic() + 10  # the last is released with its call, once the background has finished that
-    while count_segments(comm) > 1 and time.monotonic() < until:
-        time.sleep(0.005)
+    # The last is released with its call, once the background has finished that.
+    wait_until(lambda: count_segments(comm) <= 1, "the groups are released")
     return count_segments(comm)
 
 

@@ -235,7 +235,7 @@ def advance_beside_releases(comm, folder, turns):
             while not work.done():
                 time.sleep(0.001)
                 nsleeps += 1
-            nlate += nsleeps > 250
+            nlate += nsleeps > 100
     return nlate
 
 

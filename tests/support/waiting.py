@@ -25,6 +25,14 @@ def set_left_s(left_s):
     _left_s[0] = left_s
 
 
+def counted_s():
+    """Return the time of the running test, in seconds, as its watchdog counts it, here or on a forked rank.
+
+    Assertions that something comes soon take this time: it does not pass while the machine stands still.
+    """
+    return -_left_s[0]
+
+
 def is_time_up():
     """Return whether the waits of this process are to end, so that its test ends before the watchdog."""
     return _left_s[0] < (RESERVE_S if os.getpid() == _pid else RESERVE_S + HEAD_START_S)
