@@ -163,12 +163,15 @@ class Ranks:
     def meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, **environ):
         """Every rank leaves its communicator, if it has one, and joins a new world with the others.
 
-        address: over hosts, another than the first of rank 0's. environ: the SHMRING_* variables that the
-        ranks shall have now, and no others.
+        timeout_s: of their calls; to meet they have CALL_TIMEOUT_S at least. address: over hosts, another
+        than the first of rank 0's. environ: the SHMRING_* variables that the ranks shall have now, and no
+        others.
         """
         self._environ = {name: str(value) for name, value in environ.items()}
-        outcomes = self.try_to_meet(timeout_s=timeout_s, address=address)
+        outcomes = self.try_to_meet(timeout_s=max(timeout_s, CALL_TIMEOUT_S), address=address)
         self._raise_first(dict(enumerate(outcomes)))
+        if timeout_s < CALL_TIMEOUT_S:
+            self(_set_timeout, timeout_s)
         return self
 
     def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, of_rank=None):
@@ -318,6 +321,10 @@ def _meet(comm, rank, world, timeout_s, environ):
         del os.environ[name]
     os.environ.update(environ)
     return shmring.init(world, rank=rank, timeout=timeout_s)
+
+
+def _set_timeout(comm, timeout_s):
+    comm.timeout_s = timeout_s
 
 
 def _without_frames(error):
