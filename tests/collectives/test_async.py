@@ -78,8 +78,7 @@ def waited_for_backwards(comm, calls):
 
 def polled_for(comm, calls):
     works = issued(comm, calls)
-    while not all(work.done() for work in works):
-        time.sleep(0.001)
+    wait_until(lambda: all(work.done() for work in works), "all calls are done")
     return [work.result() for work in works]
 
 
@@ -436,9 +435,10 @@ def test_a_call_that_all_refuse_harms_nobody(world_of):
 
 
 def miss(comm, missed_path):
+    comm.barrier()
     if comm.rank == 1:
         until_there(missed_path)
-    work = comm.all_reduce(np.ones(5_000), async_op=True, timeout=0.4)
+    work = comm.all_reduce(np.ones(5_000), async_op=True, timeout=1)
     try:
         work.wait()
     finally:
@@ -464,8 +464,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, victim):
     with Ranks(3) as ranks:
         ranks.meet()
         ranks.begin(call_for_ever, str(tmp_path / "runs"))
-        while not (tmp_path / "runs").exists():
-            time.sleep(0.005)
+        until_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes.pop(victim), Died)

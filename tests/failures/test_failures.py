@@ -14,7 +14,7 @@ import pytest
 from combinations import each_value, first
 from ranks import Died, Ranks, turns, until_there, when_there
 from snapshots import own_flight, place_once_it_waits, until_given_up
-from waiting import counted_s
+from waiting import counted_s, wait_until
 
 import shmring
 from shmring._core import kernels
@@ -430,8 +430,7 @@ def two_threads(comm, path):
 
 
 def be_refused(comm):
-    while own_flight().last_of(comm.rank)["outcome"] != "under way":
-        time.sleep(0.005)
+    wait_until(lambda: own_flight().last_of(comm.rank)["outcome"] == "under way", "the other thread calls")
     for call in (
         lambda: comm.barrier(),
         lambda: comm.all_reduce(np.ones(3)),

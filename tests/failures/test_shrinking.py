@@ -281,8 +281,8 @@ def come_late(comm, path):
         comm.barrier()
     if comm.rank == 0:
         comm.abort("over")
-    while comm.rank == 1 and not path.exists():
-        time.sleep(0.01)
+    if comm.rank == 1:
+        until_there(path)
     try:
         left = comm.shrink(timeout=2.5)
     except shmring.RankFailed as error:
