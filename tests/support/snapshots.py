@@ -21,6 +21,17 @@ def until_given_up():
     wait_until(lambda: own_flight().abort_report() is not None, "another rank has given up")
 
 
+def until_others_call(comm):
+    """Block until all other ranks, of this host, have begun a call that this rank has not made."""
+    own = own_flight().last_of(comm.rank)["seq"]
+
+    def others_call():
+        flight = own_flight()
+        return all(flight.last_of(rank)["seq"] > own for rank in range(comm.size) if rank != comm.rank)
+
+    wait_until(others_call, "all other ranks are in a call")
+
+
 def signal_in_a_call(comm, *signals):
     """Send this process signals once its one communicator has a call under way; return the thread that does
     it."""
