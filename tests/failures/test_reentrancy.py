@@ -137,7 +137,7 @@ def test_calls_of_two_threads_in_the_background(world_of):
     assert world_of(2)(issue_from_two_threads) == [400] * 2
 
 
-def collect_in_another_thread(comm):
+def collect_in_another_thread(comm, before):
     for _ in range(5):
         group = [comm.split(0)]
         group[0].all_reduce(np.ones(5000), async_op=True)
@@ -145,8 +145,7 @@ def collect_in_another_thread(comm):
         thread.start()
         thread.join()
     # The last is released with its call, once the background has finished that.
-    wait_until(lambda: count_segments(comm) <= 1, "the groups are released")
-    return count_segments(comm)
+    wait_until(lambda: count_segments(comm) <= before, "the groups are released")
 
 
 def count_segments(comm):
@@ -157,8 +156,8 @@ def count_segments(comm):
 
 def test_a_communicator_may_be_collected_in_another_thread(world_of):
     ranks = world_of(2)
-    before = ranks(count_segments)
-    assert ranks(collect_in_another_thread) == before
+    before = max(ranks(count_segments))  # more than 1 if an earlier test has left an array
+    ranks(collect_in_another_thread, before)
 
 
 # ---- signals ----------------------------------------------------------------------------------------------
