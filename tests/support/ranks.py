@@ -80,8 +80,7 @@ def interrupt_once_there(x):
 
 def interrupt_a_sender(comm, sender, pid):
     """Send Ctrl-C to rank `sender`, a process, once its message has begun to come."""
-    while comm.iprobe(sender) is None:
-        time.sleep(0.001)
+    wait_until(lambda: comm.iprobe(sender) is not None, f"a message of rank {sender} begins to come")
     os.kill(pid, signal.SIGINT)
 
 
