@@ -677,7 +677,8 @@ def leave_before_a_collective(comm):
             time.sleep(0.2 * comm.rank)  # the others report first
 
 
-def test_the_rank_whose_finally_led_to_a_mismatch_is_raised():
+def test_the_rank_whose_finally_led_to_a_mismatch_is_raised(monkeypatch):
+    monkeypatch.setattr(spawn, "_GRACE_S", 30)  # for all to report
     with pytest.raises(shmring.Mismatch) as caught:
         shmring.spawn(leave_before_a_collective, 3, method="fork")
     (note,) = [note for note in caught.value.__notes__ if "Raised in rank" in note]

@@ -342,12 +342,11 @@ def test_reports_of_other_ranks_are_not_the_failure(shmrun):
                 time.sleep(0.1)  # the others are faster
         comm.barrier()
         """
-    done = shmrun(code, nprocs=3)
+    done = shmrun(code, nprocs=3, patient=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(" failed first: exit status 1: ValueError: the cause")
-    done = shmrun(
-        "import shmring\ncomm = shmring.init()\nif rank == 1: os._exit(9)\ncomm.barrier()", nprocs=3
-    )
+    code = "import shmring\ncomm = shmring.init()\nif rank == 1: os._exit(9)\ncomm.barrier()"
+    done = shmrun(code, nprocs=3, patient=True)
     assert done.returncode == 9
     assert "rank 1 of 3 failed first: exit status 9" in done.stderr
 
@@ -365,7 +364,7 @@ def test_a_mismatch_on_one_rank_precedes_the_report_that_the_rank_has_left(shmru
             comm.close()
             time.sleep(0.1)  # the other one is faster
         """
-    done = shmrun(code)
+    done = shmrun(code, patient=True)
     assert done.stderr.splitlines()[-1].startswith(
         "shmrun: rank 1 of 2 failed first: exit status 1: shmring.Mismatch: "
     )
