@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import math
 import os
 import signal
 import sys
@@ -18,8 +19,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 from leftovers import command_of, descendants, left_running, names_in_shm, our_descriptors, until_none
+from waiting import set_left_s
 
-DEFAULT_LIMIT_S = 60
+DEFAULT_LIMIT_S = 150
 PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))  # multiplies LIMIT_S, for slow builds: under a sanitizer
 # The time, in seconds since 1970, after which no test begins.
 UNTIL = float(os.environ.get("TEST_UNTIL", "inf"))
@@ -68,7 +70,8 @@ def pytest_runtest_setup():
 
 def watch(done, name, limit_s):
     """Count small waits, not the clock: a machine that stood still for a minute is no hanging test."""
-    for _ in range(int(limit_s / TICK_S)):
+    for tick in range(int(limit_s / TICK_S)):
+        set_left_s(limit_s - tick * TICK_S)
         if done.wait(TICK_S):
             return
     print(f"\n{name} took longer than {limit_s} s; the stacks of all its processes:", file=real_stderr)
@@ -88,6 +91,7 @@ def watchdog(request):
     holds."""
     marker = request.node.get_closest_marker("limit")
     limit_s = (marker.args[0] if marker else DEFAULT_LIMIT_S) * PATIENCE
+    set_left_s(limit_s)  # of this test, before its ranks read it
     done = threading.Event()
     dog = threading.Thread(target=watch, args=(done, request.node.nodeid, limit_s), daemon=True)
     dog.start()
@@ -97,6 +101,7 @@ def watchdog(request):
     faulthandler.cancel_dump_traceback_later()
     done.set()
     dog.join()
+    set_left_s(math.inf)
 
 
 @pytest.fixture(scope="session", autouse=True)

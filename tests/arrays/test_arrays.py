@@ -11,14 +11,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from leftovers import names_in_shm
-from ranks import Died, Ranks
+from ranks import Died, Ranks, until_there
 
 import shmring
 from shmring._arrays.allocator import Arrays, _Block
@@ -476,8 +475,7 @@ def test_nothing_is_left_when_everybody_is_killed(segment, tmp_path):
     with Ranks(3) as ranks:
         ranks.meet(SHMRING_SEGMENT=segment)
         ranks.begin(busy_with_arrays, str(ready))
-        while not ready.exists():
-            time.sleep(0.01)
+        until_there(ready, ranks)
         assert names_in_shm() == names
         for rank in range(3):
             ranks.kill(rank, signal.SIGKILL)

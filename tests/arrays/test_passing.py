@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from injections import Interrupt, injection_of
+from waiting import wait_until
 
 import shmring
 from shmring._arrays import passing
@@ -91,7 +92,6 @@ def put_late(queue):
 # ---- the ways between processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", METHODS)
 def test_ways_between_processes(method):
     context = multiprocessing.get_context(method)
@@ -114,7 +114,6 @@ def test_ways_between_processes(method):
     assert got["again"][0, 0] == 77
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", METHODS)
 def test_arrays_outlive_their_sender(method):
     context = multiprocessing.get_context(method)
@@ -129,7 +128,6 @@ def test_arrays_outlive_their_sender(method):
         assert (got[1]["x"] == number).all()
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", METHODS)
 def test_arrays_outlive_a_sender_that_pickles_them_at_its_end(method):
     context = multiprocessing.get_context(method)
@@ -157,14 +155,7 @@ def test_nobody_keeps_arrays_for_a_process_that_has_ended(tmp_path):
     )
     done = subprocess.run([sys.executable, script], timeout=60)
     assert done.returncode == 0
-    until(lambda: not processes_of(script))
-
-
-def until(condition):
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: not processes_of(script), "the program's processes have ended")
 
 
 def processes_of(script):
@@ -622,7 +613,6 @@ def there_and_back():
     return travel([array, array[3:]]), travel(shmring.shared_zeros(3))
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize(
     ("kind", "stride"), [("point", 61), ("system", 1), pytest.param("point", 17, marks=pytest.mark.slow)]
 )

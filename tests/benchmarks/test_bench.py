@@ -198,7 +198,6 @@ def run_peers(*arguments, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_tiny_run_of_shmring_alone(tmp_path):
     result = run_peers("--sizes", "8,64K", "--json", str(tmp_path / "result.json"), folder=tmp_path)
     assert result.returncode == 0, result.stderr + result.stdout
@@ -225,7 +224,6 @@ def test_a_tiny_run_of_shmring_alone(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_contestant_that_cannot_start_is_left_out_and_reported(tmp_path):
     (tmp_path / "intel" / "bin").mkdir(parents=True)
     (tmp_path / "intel" / "installed").touch()
@@ -239,7 +237,6 @@ def test_a_contestant_that_cannot_start_is_left_out_and_reported(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_pyperf_keeps_what_a_figure_depends_on(tmp_path):
     pytest.importorskip("pyperf")
     few = ["--processes", "1", "--values", "1", "--warmups", "1", "--min-time", "0.0001", "--quiet"]
@@ -259,7 +256,6 @@ def test_pyperf_keeps_what_a_figure_depends_on(tmp_path):
     assert all("core_round_trip_ns" in run.get_metadata() for run in benchmark.get_runs())
 
 
-@pytest.mark.limit(120)
 def test_fusion_is_measured_beside_separate_calls():
     few = ["--ranks", "2", "--count", "3", "--sizes", "8", "--rounds", "1"]
     command = [sys.executable, str(BENCH / "engine" / "bench_fusion.py"), *few]
@@ -269,7 +265,6 @@ def test_fusion_is_measured_beside_separate_calls():
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_every_algorithm_is_measured_and_the_fastest_is_charted(tmp_path):
     few = ["--ranks", "2", "--sizes", "8,64K", "--rounds", "1", "--sample-s", "0.001"]
     command = [sys.executable, str(BENCH / "engine" / "bench_algorithms.py"), *few]
@@ -324,7 +319,6 @@ def test_peers_write_what_the_command_compares_with(distance):
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.limit(120)
 def test_the_stand_in_for_mpi4py_is_measured_beside_shmring(tmp_path):
     few = ["--rounds", "1", "--sample-s", "1e-4", "--skip-large", "--dir", str(tmp_path)]
     command = [sys.executable, str(BENCH / "peers" / "bench_mpi4py.py"), *few]

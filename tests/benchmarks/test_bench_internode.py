@@ -175,7 +175,6 @@ def test_a_narrow_wire_may_be_off_by_less_than_a_step():
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_tiny_run_of_bare_sockets(hosts, tmp_path):
     hosts(1)  # or skip
     command = [sys.executable, str(BENCH / "internode" / "bench_internode.py"), "--quick", "--rounds", "1"]

@@ -16,7 +16,6 @@ def shmrun(nprocs, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_sharded_step_is_measured_beside_a_plain_one(tmp_path):
     path = str(tmp_path / "rows.json")
     command = ["--sizes", "64K", "--bucket", "4K", "--rounds", "1", "--json", path]
@@ -29,7 +28,6 @@ def test_a_sharded_step_is_measured_beside_a_plain_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_sample_is_timed_by_how_often_ranks_synchronise(tmp_path):
     path = str(tmp_path / "rows.json")
     command = ["--sizes", "4K", "--rows", "2", "--rounds", "1", "--json", path]

@@ -102,7 +102,6 @@ def test_a_tiny_run(tmp_path):
         assert all(us > 0 for figures in found["us"].values() for us in figures)
 
 
-@pytest.mark.limit(100)
 @pytest.mark.skipif(WITHOUT_TORCH, reason="torch is not installed")
 @pytest.mark.parametrize(
     ("name", "arguments", "lines"),

@@ -32,6 +32,7 @@ from rendezvous import (
     then_notify,
     world_at,
 )
+from waiting import counted_s
 
 import shmring
 from shmring._bootstrap import acceptor, handshake, host_map
@@ -586,9 +587,9 @@ def test_a_rank_that_ends_in_the_middle_is_named_to_all(weaving, rank):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_there_is_one_deadline_for_everything(weaving, rank):
     weaving(rank, lambda request, found: request.pause(100))  # at most to its end
-    begin = time.monotonic()
+    begin = counted_s()
     errors = meet_on("abc", timeout_s=1.0)
-    assert time.monotonic() - begin < 10
+    assert counted_s() - begin < 10
     assert {type(error) for error in errors} == {Timeout}
     assert len(set(map(str, errors))) == 1
 

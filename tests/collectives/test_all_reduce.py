@@ -124,7 +124,6 @@ def test_all_reduce_is_numpy_in_rank_order(world_of, size, seed):
 # ---- sizes and shapes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.limit(120)
 @each_value(
     {
         "count, memory": [
@@ -178,7 +177,6 @@ def views(draw):
             "memory": memory}  # fmt: skip
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("chunk", [None, 512])
 def test_any_shape_order_view_and_memory(world_of, chunk):
     ranks = world_of(3, **({} if chunk is None else {"SHMRING_CHUNK": chunk}))
@@ -280,7 +278,6 @@ def mixed_run(comm, seed, ncalls):
     return comm.stats()["bytes_sent"]
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("first_seq", [0, (1 << 32) - 60, (1 << 63) - 60, (1 << 64) - 60, (1 << 64) - 1])
 def test_counters_wrap_in_the_middle_of_mixed_calls(world_of, size, first_seq):

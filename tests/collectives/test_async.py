@@ -16,6 +16,7 @@ import pytest
 from combinations import each_pair
 from leftovers import until_none
 from ranks import Died, Ranks, interrupted, turns, until_there
+from waiting import counted_s, wait_until
 
 import shmring
 from tests.collectives.test_errors import assert_all
@@ -77,8 +78,7 @@ def waited_for_backwards(comm, calls):
 
 def polled_for(comm, calls):
     works = issued(comm, calls)
-    while not all(work.done() for work in works):
-        time.sleep(0.001)
+    wait_until(lambda: all(work.done() for work in works), "all calls are done")
     return [work.result() for work in works]
 
 
@@ -187,9 +187,7 @@ def test_the_queue_keeps_nothing_of_calls_that_were_waited_for(world_of):
 def go_on_alone(comm):
     """Finish calls that no thread waits for."""
     works = [comm.all_reduce(np.ones(count), async_op=True) for count in (10, 100_000, 500_000)]
-    until = time.monotonic() + SOON_S
-    while not works[-1].done() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(works[-1].done, "the last call is done")
     return [work.done() for work in works]
 
 
@@ -437,9 +435,10 @@ def test_a_call_that_all_refuse_harms_nobody(world_of):
 
 
 def miss(comm, missed_path):
+    comm.barrier()
     if comm.rank == 1:
         until_there(missed_path)
-    work = comm.all_reduce(np.ones(5_000), async_op=True, timeout=0.4)
+    work = comm.all_reduce(np.ones(5_000), async_op=True, timeout=1)
     try:
         work.wait()
     finally:
@@ -465,8 +464,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, victim):
     with Ranks(3) as ranks:
         ranks.meet()
         ranks.begin(call_for_ever, str(tmp_path / "runs"))
-        while not (tmp_path / "runs").exists():
-            time.sleep(0.005)
+        until_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes.pop(victim), Died)
@@ -480,10 +478,9 @@ def die_unwatched(comm):
     if comm.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     work = comm.all_reduce(np.ones(10), async_op=True)
-    until = time.monotonic() + SOON_S
-    while not work.done() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert work.done()
+    begin = counted_s()
+    wait_until(work.done, "the call is done")
+    assert counted_s() - begin < SOON_S
     work.wait()
 
 

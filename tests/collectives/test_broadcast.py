@@ -62,7 +62,6 @@ def broadcast_once(comm, row):
     return result.array.tobytes(), comm.stats()["path"]
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("size", RANKS)
 def test_everyone_gets_the_bytes_of_root(world_of, size):
     for row in pairwise(FACTORS, may_be):

@@ -115,7 +115,7 @@ def test_all_name_the_rank_that_keeps_them(tmp_path, kind, how, victim):
         ranks.meet()(share_cpus, 1)
         timeout_s = 2 if how == signal.SIGSTOP else None
         ranks.meet().begin(repeat, kind, 1, str(tmp_path / "runs"), timeout_s)
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim, how)
         others = ranks.answers(among=[rank for rank in range(SIZE) if rank != victim])
         ranks.kill(victim, signal.SIGKILL)

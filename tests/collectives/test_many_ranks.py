@@ -27,7 +27,6 @@ def call_each(comm):
     return comm.rank
 
 
-@pytest.mark.limit(60)
 def test_collectives_are_right():
     assert shmring.spawn(call_each, RANKS) == list(range(RANKS))
 
@@ -46,7 +45,6 @@ def lose(comm, victim):
             return error.rank, x[0]
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("victim", [0, 17, RANKS - 1])
 def test_every_rank_learns_of_a_death(victim):
     found = shmring.spawn(lose, RANKS, args=[victim], return_exceptions=True)

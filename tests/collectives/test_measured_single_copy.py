@@ -191,7 +191,7 @@ def test_a_rank_killed_in_a_trial_of_single_copies_is_named(tmp_path, world_of, 
     with Ranks(size) as ranks:
         ranks.meet()
         ranks.begin(on_cpus, size, shmring.world(size), call_while_tried, kind, str(path))
-        until_there(path)
+        until_there(path, ranks)
         time.sleep(random.uniform(0, 0.03))
         ranks.kill(victim)
         outcomes = ranks.answers()
@@ -259,7 +259,7 @@ def test_a_rank_that_reads_while_the_giver_is_interrupted_takes_nothing(tmp_path
         ranks.begin(on_cpus, 2, shmring.world(2), interrupt_in_the_middle, kind, str(tmp_path))
         stop_while_it_copies(ranks.pid(1), got[0])  # and rank 0 is in the call, which rank 1 does not end
         ranks.kill(0, signal.SIGINT)
-        until_there(tmp_path / "written")
+        until_there(tmp_path / "written", ranks)
         ranks.kill(1, signal.SIGCONT)
         other = ranks.answers(among=(1,))[0]
         (tmp_path / "over").touch()

@@ -155,7 +155,6 @@ def mix(comm, seed, makes):
     return wrong
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("part", first(1, range(PARTS)))
 @each_value(
     {
@@ -169,7 +168,6 @@ def test_any_mixture_of_calls(world_of, size, environ, part):
         assert ranks(mix, seed, ON_ONE_HOST) == [[]] * size
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("seed", first(1, range(3)))
 @pytest.mark.parametrize("nodes", first(2, [[0, 1], [0, 0, 1], [0, 0, 1, 2, 2]]))
 def test_any_mixture_of_calls_over_hosts(nodes, seed):

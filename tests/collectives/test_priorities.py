@@ -312,7 +312,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, victim, nodes):
     with Ranks(3, nodes=nodes) as ranks:
         ranks.meet()
         ranks.begin(die_behind, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes.pop(victim), Died)

@@ -424,7 +424,7 @@ def test_a_killed_rank_is_named_by_all_others(tmp_path, kind, victim):
     with Ranks(3) as ranks:
         ranks.meet(**FROM_64_BYTES)
         ranks.begin(call_for_ever, kind, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert_killed(outcomes, victim)
@@ -435,7 +435,7 @@ def test_a_stopped_rank_is_a_timeout_and_it_raises_the_same_when_it_goes_on(tmp_
     with Ranks(3) as ranks:
         ranks.meet(**FROM_64_BYTES)
         ranks.begin(call_for_ever, kind, str(tmp_path / "runs"), 1.5)
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(1, signal.SIGSTOP)
         others = ranks.answers(among=(0, 2))
         ranks.kill(1, signal.SIGCONT)

@@ -70,7 +70,6 @@ def test_gloo_shmring_and_one_rank_come_to_the_same(installed):
     assert alone == pytest.approx(gloo, rel=1e-4)
 
 
-@pytest.mark.limit(120)
 def test_a_batch_that_the_ranks_cannot_share_is_refused(installed):
     pytest.importorskip("sklearn")
     done = run(*LAUNCHED, EXAMPLE, *FEW, "--batch", "33", path=[installed])
@@ -78,7 +77,6 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(installed):
     assert "--batch 33: a multiple of the ranks" in done.stderr
 
 
-@pytest.mark.limit(120)
 def test_plain_lines_without_tqdm(installed, tmp_path):
     pytest.importorskip("sklearn")
     (tmp_path / "tqdm.py").write_text("raise ImportError")

@@ -31,7 +31,6 @@ def shmrun(nprocs, script, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(150)
 @pytest.mark.parametrize("nprocs", first(1, [2, 1, 4]))
 def test_a_pipeline_comes_to_the_weights_of_the_delayed_update(nprocs):
     done = shmrun(nprocs, "pipeline_digits.py", "--epochs", "12")
@@ -41,7 +40,6 @@ def test_a_pipeline_comes_to_the_weights_of_the_delayed_update(nprocs):
     assert min(map(float, accuracies.groups())) >= 0.9
 
 
-@pytest.mark.limit(150)
 @pytest.mark.slow
 def test_a_pipeline_that_has_learnt_nothing_has_failed():
     done = shmrun(2, "pipeline_digits.py", "--epochs", "0")
@@ -49,7 +47,6 @@ def test_a_pipeline_that_has_learnt_nothing_has_failed():
     assert "FAILED" in done.stdout + done.stderr
 
 
-@pytest.mark.limit(150)
 @pytest.mark.slow
 @pytest.mark.parametrize("nprocs", [1, 2, 4])
 def test_fewer_synchronisations_train_as_well_and_all_skip_together(nprocs):

@@ -15,6 +15,7 @@ import pytest
 from combinations import each_value
 from ranks import interrupt_a_sender, interrupt_once_there, interrupted, until_stopped, until_there
 from snapshots import signal_in_a_call, until_given_up
+from waiting import wait_until
 
 import shmring
 from shmring._arrays import allocator, shapes
@@ -396,8 +397,7 @@ def send_from_a_destructor(comm, way):
     if way == "wait":
         transfer.wait()
     del transfer
-    while destructor.alive:
-        time.sleep(0.01)
+    wait_until(lambda: not destructor.alive, "what was sent is destroyed")
     return 3
 
 

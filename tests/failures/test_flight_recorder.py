@@ -15,8 +15,9 @@ import time
 
 import numpy as np
 import pytest
-from ranks import Ranks, until_there
+from ranks import Ranks, until_stopped, until_there
 from snapshots import own_flight, place_once_it_waits
+from waiting import wait_until
 
 import shmring
 from shmring.tools import _attach
@@ -33,8 +34,8 @@ def dream(path):
 def miss_a_barrier(comm, raised):
     """Let rank 1 come after all others have raised, as files in a folder show."""
     comm.all_reduce(np.ones(4, "f4"))
-    while comm.rank == 1 and len(list(raised.iterdir())) < comm.size - 1:
-        time.sleep(0.005)
+    if comm.rank == 1:
+        wait_until(lambda: len(list(raised.iterdir())) == comm.size - 1, "all others have raised")
     try:
         comm.barrier(timeout=1)
     finally:
@@ -86,8 +87,11 @@ def test_where_comes_out_of_spawn(tmp_path):
 def die_or_wait(comm):
     comm.all_reduce(np.ones(4, "f4"))
     if comm.rank == 1:
-        while {own_flight().last_of(rank)["kind"] for rank in (0, 2)} != {"broadcast"}:
-            time.sleep(0.005)
+        others = [0, 2]
+        wait_until(
+            lambda: {own_flight().last_of(rank)["kind"] for rank in others} == {"broadcast"},
+            "the other ranks are in the broadcast",
+        )
         os.kill(os.getpid(), signal.SIGKILL)
     comm.broadcast(np.ones(40_000), root=1)
 
@@ -161,11 +165,13 @@ def take_a_lock_in_turn(comm, path):
 def test_a_rank_at_a_lock_waits_for_who_has_it(world_of, tmp_path):
     ranks = world_of(2)
     ranks.begin(take_a_lock_in_turn, tmp_path / "seen")
-    until = time.monotonic() + 20
-    place = ""
-    while "lock" not in place and time.monotonic() < until:
+
+    def place_at_a_lock():
         (segment,) = [one for one in _attach.of_processes([ranks.pid(1)]) if one.flight]
         place = _attach.rank_state(segment.flight, 1)["where"]
+        return place if "lock" in place else None
+
+    place = wait_until(place_at_a_lock, "rank 1 waits for the lock", ranks)
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None, None]
     assert place.startswith("at a lock of a shared array, waiting ")
@@ -293,8 +299,7 @@ def test_a_stopped_rank_has_no_stacks(world_of, tmp_path):
     ranks = world_of(2)
     ranks.begin(dream_or_wait, tmp_path / "seen")
     ranks.kill(1, signal.SIGSTOP)
-    while _attach.rank_state(_attach.of_processes([ranks.pid(0)])[0].flight, 1)["state"] != "stopped":
-        time.sleep(0.01)
+    until_stopped(ranks.pid(1))
     stacks = stacks_of(ranks)
     ranks.kill(1, signal.SIGCONT)
     (tmp_path / "seen").touch()

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 from combinations import first
-from leftovers import names_in_shm
+from leftovers import names_in_shm, until_none
 from ranks import free_port
 
 import shmring
@@ -149,11 +149,8 @@ def assert_nothing_stays(attempt, times):
 
 def settled_holdings():
     """Return the holdings after the background thread has released its last call."""
-    held, until = holdings(), time.monotonic() + 3
-    while held[1] > 0 and time.monotonic() < until:
-        time.sleep(0.05)
-        held = holdings()
-    return held
+    until_none(lambda: holdings()[1] > 0, seconds=3)
+    return holdings()
 
 
 def attempts(way, across):
@@ -216,10 +213,7 @@ def kill_soon(script, how, kind, after_s):
                 os.kill(pid, signal.SIGKILL)
     launcher.kill()
     launcher.wait()
-    until = time.monotonic() + 15
-    while in_session(launcher.pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    return in_session(launcher.pid)
+    return until_none(lambda: in_session(launcher.pid), seconds=15)
 
 
 def in_session(sid):

@@ -12,47 +12,73 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import when_there
+from ranks import until_there, when_there
 
 import shmring
 from shmring._diagnostics.flight_recorder import TraceBuffer
 
-MOMENT_S = 0.3  # time for another thread to begin its wait on a busy machine
+
+@contextlib.contextmanager
+def switches_at_waits():
+    """Let the interpreter switch threads only where one waits: none takes the GIL from one that runs."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
-def begun(function, *args):
-    """Return a thread that has begun to wait, as far as this can be known; `raised` is its error."""
+def begun(function, *args, ended=None):
+    """Return a thread that waits in a function; `raised` is its error. ended: the file that it makes then."""
 
     def run():
+        begins.set()
         try:
             function(*args)
         except BaseException as error:
             thread.raised = error
+        finally:
+            if ended is not None:
+                ended.touch()
 
-    thread = threading.Thread(target=run)
+    begins, thread = threading.Event(), threading.Thread(target=run)
     thread.raised = None
-    thread.start()
-    time.sleep(MOMENT_S)
+    with switches_at_waits():
+        thread.start()
+        begins.wait()
     return thread
 
 
-def a_moment_after(path):
-    when_there(path)
-    time.sleep(MOMENT_S)
+@contextlib.contextmanager
+def once_this_waits(action):
+    """Let another thread do something once this one waits in the block."""
+
+    def run():
+        begins.wait()
+        action()
+
+    begins, thread = threading.Event(), threading.Thread(target=run)
+    with switches_at_waits():
+        thread.start()
+        begins.set()
+        yield
+    thread.join()
 
 
-def close_while_a_call_begins(comm, begins):
+@switches_at_waits()
+def close_while_a_call_begins(comm, begins, ended):
     x, y = np.ones(5000), np.ones(3)
     if comm.rank == 0:
-        a_moment_after(begins)
+        until_there(begins)
         comm.all_reduce(x)
-        time.sleep(MOMENT_S)
+        until_there(ended)
         comm.all_reduce(y)
         return None
     work = comm.all_reduce(x, async_op=True)
-    closing = begun(comm.close)  # waits for the work, and lets other threads run
-    begins.touch()
-    comm.all_reduce(y)
+    closing = begun(comm.close, ended=ended)  # waits for the work, and lets other threads run
+    with once_this_waits(begins.touch):
+        comm.all_reduce(y)
     closing.join()
     work.wait()
     assert (x == 2).all()
@@ -64,22 +90,24 @@ def close_while_a_call_begins(comm, begins):
 
 
 def test_close_does_not_take_a_call_from_another_thread(world_of, tmp_path):
-    assert world_of(2)(close_while_a_call_begins, tmp_path / "begins") == [None, True]
+    paths = tmp_path / "begins", tmp_path / "ended"
+    assert world_of(2)(close_while_a_call_begins, *paths) == [None, True]
 
 
-def close_while_a_receive_begins(comm, begins):
+@switches_at_waits()
+def close_while_a_receive_begins(comm, begins, ended):
     x, y = np.ones(5000), np.zeros(3)
     if comm.rank == 0:
-        a_moment_after(begins)
+        until_there(begins)
         comm.all_reduce(x)
-        time.sleep(MOMENT_S)
+        until_there(ended)
         comm.send(np.ones(3), 1)
         comm.barrier()
         return None
     work = comm.all_reduce(x, async_op=True)
-    closing = begun(comm.close)
-    begins.touch()
-    comm.recv(y)
+    closing = begun(comm.close, ended=ended)
+    with once_this_waits(begins.touch):
+        comm.recv(y)
     closing.join()
     work.wait()
     assert (y == 1).all()
@@ -90,7 +118,8 @@ def close_while_a_receive_begins(comm, begins):
 
 
 def test_close_does_not_take_a_receive_from_another_thread(world_of, tmp_path):
-    assert world_of(2)(close_while_a_receive_begins, tmp_path / "begins") == [None, True]
+    paths = tmp_path / "begins", tmp_path / "ended"
+    assert world_of(2)(close_while_a_receive_begins, *paths) == [None, True]
 
 
 def receive_at_once(comm, refused):
@@ -113,7 +142,7 @@ def test_a_second_receive_at_once_is_refused(world_of, tmp_path):
 
 
 class Slow:
-    """An array whose address is available a moment after the event, while other threads run."""
+    """An array whose address is available after an event, while other threads run."""
 
     def __init__(self, array, event):
         self.array, self.event = array, event
@@ -121,10 +150,10 @@ class Slow:
     @property
     def __array_interface__(self):
         self.event.wait()
-        time.sleep(MOMENT_S)
         return self.array.__array_interface__
 
 
+@switches_at_waits()
 def fuse_at_once(comm, refused):
     arrays = [np.full(count, comm.rank + 1.0) for count in (300, 100)]
     event = threading.Event()
@@ -140,7 +169,7 @@ def fuse_at_once(comm, refused):
         comm.all_reduce_many(arrays)
     else:
         late = begun(fuse_too_late)
-        event.set()
+        event.set()  # the other thread goes on once this one waits in its call
         comm.all_reduce_many(arrays)
         late.join()
         with pytest.raises(RuntimeError, match="another thread is inside a call"):
@@ -186,26 +215,32 @@ def test_a_trace_begins_and_ends_beside_releases(world_of, tmp_path):
     world_of(1)(trace_beside_releases, tmp_path / "trace.json")
 
 
-def advance_beside_releases(comm, path, turns):
-    """Return, on rank 0, how many calls in the background go on only long after the other rank has come."""
+def advance_beside_releases(comm, folder, turns):
+    """Return, on rank 0, how many calls in the background go on only long after the other rank has come.
+
+    Count short sleeps from then on, and not the time: a machine that stands still makes no call late.
+    """
     x, nlate = np.ones(3), 0
     if comm.rank == 1:
-        for _ in range(turns):
+        for turn in range(turns):
             time.sleep(0.2)
+            (folder / f"came {turn}").touch()
             comm.all_reduce(x, "max")
         return None
-    with releases_in_another_thread(comm, path):
-        for _ in range(turns):
-            begin = time.monotonic()
+    with releases_in_another_thread(comm, folder / "trace.json"):
+        for turn in range(turns):
             work = comm.all_reduce(x, "max", async_op=True)
+            until_there(folder / f"came {turn}")
+            nsleeps = 0
             while not work.done():
                 time.sleep(0.001)
-            nlate += time.monotonic() - begin > 0.5
+                nsleeps += 1
+            nlate += nsleeps > 100
     return nlate
 
 
 def test_calls_in_the_background_go_on_beside_releases(world_of, tmp_path):
-    assert world_of(2)(advance_beside_releases, tmp_path / "trace.json", 20)[0] <= 1
+    assert world_of(2)(advance_beside_releases, tmp_path, 20)[0] <= 1
 
 
 # Making a thread is slow here, so other threads request the background thread in the meantime.

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from ranks import CALL_TIMEOUT_S, Died, Ranks, until_stopped
+from waiting import counted_s
 
 import shmring
 from tests.collectives.test_errors import ones
@@ -104,14 +105,14 @@ def stop_for_a_while(comm):
 
 
 def assert_a_death_ends_it(ranks, name):
-    begin = time.monotonic()
+    begin = counted_s()
     error, dead = ranks.outcomes(begin_to_wait, name, die)
     assert isinstance(dead, Died)
     assert isinstance(error, shmring.RankFailed), error
     assert error.rank == 1
     assert error.cause
     assert error.host
-    assert time.monotonic() - begin < SOON_S
+    assert counted_s() - begin < SOON_S
 
 
 @pytest.mark.parametrize("name", WAITS)
@@ -139,21 +140,13 @@ def assert_a_stop_ends_it(ranks, name):
     return str(error)
 
 
-def met_in_time(meet, *how):
-    """The ranks, with a timeout that is short for a meeting."""
-    for _ in range(5):
-        with contextlib.suppress(shmring.Error):
-            return meet(*how, timeout_s=LATE_S)
-    return meet(*how, timeout_s=LATE_S)
-
-
 # A receive from any rank waits for no particular one.
 STOPPED = [name for name in (*OTHERS, *OF_ONE_HOST, "all_to_all_v", "plan") if name != "recv from any"]
 
 
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_rank_that_stops_ends_every_wait_and_is_described(world_of, name):
-    assert "it is stopped" in assert_a_stop_ends_it(met_in_time(world_of, 2), name)
+    assert "it is stopped" in assert_a_stop_ends_it(world_of(2, timeout_s=LATE_S), name)
 
 
 ELSEWHERE = "wait", "await", "recv", "probe", "send", "a receive's wait", "await a receive", "all_to_all_v"
@@ -161,7 +154,7 @@ ELSEWHERE = "wait", "await", "recv", "probe", "send", "a receive's wait", "await
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_rank_of_another_host_that_stops_ends_every_wait_and_is_described(world_over_hosts, name):
-    assert "it runs on 127.0.0.1" in assert_a_stop_ends_it(met_in_time(world_over_hosts, [0, 1]), name)
+    assert "it runs on 127.0.0.1" in assert_a_stop_ends_it(world_over_hosts([0, 1], timeout_s=LATE_S), name)
 
 
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from combinations import first
 from ranks import Ranks
+from waiting import counted_s
 
 import shmring
 from shmring._bootstrap import framed_socket
@@ -66,7 +67,6 @@ def meet_over(networks):
         ranks.__exit__()
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("places", first(1, [[0, 0, 1, 1], [0, 1]]))
 def test_a_rank_that_comes_late_is_waited_for(meet_over, places):
     meet_over(places, timeout_s=60)(come_late, 1.6 * CUT_S)
@@ -84,16 +84,15 @@ def be_cut_off(comm, call):
             comm.recv(x, 0)
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("call", first(1, ["all_reduce", "messages"]))
 def test_a_cut_link_is_noticed_long_before_the_timeout(meet_over, call):
     ranks = meet_over([0, 1], timeout_s=100)
     ranks.begin(be_cut_off, call)
     time.sleep(0.5)
-    begin = time.monotonic()
+    begin = counted_s()
     ranks.hosts[1].down()
     outcomes = ranks.answers()
-    took_s = time.monotonic() - begin
+    took_s = counted_s() - begin
     for rank, error in enumerate(assert_all(outcomes, shmring.RankFailed)):
         assert error.rank == 1 - rank, outcomes
     assert took_s < SOON_S
@@ -105,16 +104,17 @@ def close_while_cut_off(comm):
         return 0
     comm.send(np.ones(MUCH_IN_RING, "u1"), 1)
     time.sleep(1)  # by then the link is cut
-    begin = time.monotonic()
+    begin = counted_s()
     comm.close()
-    return time.monotonic() - begin
+    return counted_s() - begin
 
 
-@pytest.mark.limit(120)
 def test_a_rank_that_closes_takes_a_cut_link_for_cut(meet_over):
     ranks = meet_over([0, 1], timeout_s=100)
     ranks.begin(close_while_cut_off)
     time.sleep(0.5)
     ranks.hosts[1].down()
+    begin_s = time.monotonic()
     (took_s,) = ranks.answers(among=[0])
-    assert CUT_S / 2 < took_s < SOON_S
+    assert time.monotonic() - begin_s > CUT_S / 2
+    assert took_s < SOON_S

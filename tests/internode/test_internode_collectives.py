@@ -409,7 +409,6 @@ def sum_of_many(comm, count):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_host_of_many_ranks_beside_hosts_of_one():
     """Sum with pieces that differ in length by more than the messages in flight between two ranks."""
     with Ranks(67, nodes=[0, 1] + [2] * 65) as ranks:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from combinations import each_value
 from ranks import free_port, until_there
+from waiting import wait_until
 
 import shmring
 from shmring._lifecycle import internode
@@ -142,10 +143,7 @@ def asked_for(comm, folder):
         with pytest.raises(TimeoutError):
             work.wait(timeout=0.02)
         (folder / f"{comm.rank} waits").touch()
-    until = time.monotonic() + 15
-    while not work.done():
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    wait_until(work.done, "the call is done")
     work.wait()
     return float(x[-1])
 

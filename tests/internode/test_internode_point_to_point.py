@@ -65,7 +65,6 @@ def test_what_was_sent_before_leaving_arrives_though_credit_comes_back(nodes, co
 # ---- as on one host ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.limit(120)
 @each_value({"nodes": NODES.values(), "ring": [TINY, 4096]})
 def test_random_programs(world_over_hosts, nodes, ring):
     ranks = world_over_hosts(nodes, SHMRING_MESSAGE_RING=ring)
@@ -265,7 +264,7 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim
     with Ranks(2, nodes=APART) as ranks:
         ranks.meet(SHMRING_MESSAGE_RING=TINY)
         ranks.begin(failures.talk_for_ever, how, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes[victim], Died)
@@ -284,7 +283,7 @@ def test_all_ranks_name_the_one_that_was_killed(tmp_path):
     with Ranks(4, nodes=PAIRS) as ranks:
         ranks.meet()
         ranks.begin(talk_around, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(2)
         outcomes = ranks.answers()
         for rank in (0, 1, 3):

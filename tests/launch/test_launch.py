@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from leftovers import descendants, is_alive, left_running, names_in_shm, wait_until
+from leftovers import descendants, is_alive, left_running, names_in_shm
+from waiting import wait_until
 
 import shmring
 from shmring._launch import spawn
@@ -50,7 +51,7 @@ def nothing_stays():
     yield
     assert threading.active_count() == threads
     # A fork server takes a moment to notice that its launcher was killed.
-    wait_until(lambda: not left_running())
+    wait_until(lambda: not left_running(), "no process is left running")
 
 
 # --- functions of ranks; at the top of the module, where other processes find them ------
@@ -440,8 +441,9 @@ def test_a_rank_killed_from_outside_is_named(tmp_path):
         hang(comm)
 
     def kill():
-        wait_until(lambda: (tmp_path / "1").exists() and (tmp_path / "1").read_text())
-        os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
+        pid_path = tmp_path / "1"
+        wait_until(lambda: pid_path.exists() and pid_path.read_text(), "rank 1 has written its pid")
+        os.kill(int(pid_path.read_text()), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -484,7 +486,7 @@ def test_ranks_die_with_a_killed_launcher(tmp_path, method):
     process, ranks = launcher(tmp_path, method)
     process.kill()
     process.wait()
-    wait_until(lambda: not any(map(is_alive, ranks)))
+    wait_until(lambda: not any(map(is_alive, ranks)), "the ranks have ended")
     process.stdout.close()
 
 
@@ -537,7 +539,7 @@ def test_ctrl_c_at_any_moment_leaves_no_rank(monkeypatch, owner, name):
     # multiprocessing keeps its pipes if its fork is interrupted.
     assert not [path for path in opened if name != "fork" or not path.startswith("pipe:")]
     assert "OMP_NUM_THREADS" not in os.environ
-    wait_until(lambda: not any(map(is_alive, set(descendants()) - earlier)))
+    wait_until(lambda: not any(map(is_alive, set(descendants()) - earlier)), "the ranks have ended")
 
 
 def reap(number, frame):
@@ -571,7 +573,7 @@ def test_everybody_killed_at_once_leaves_nothing(tmp_path):
     process, ranks = launcher(tmp_path, "fork")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not any(map(is_alive, ranks)))
+    wait_until(lambda: not any(map(is_alive, ranks)), "the ranks have ended")
     assert not names_in_shm() - before
     process.stdout.close()
 
@@ -675,7 +677,8 @@ def leave_before_a_collective(comm):
             time.sleep(0.2 * comm.rank)  # the others report first
 
 
-def test_the_rank_whose_finally_led_to_a_mismatch_is_raised():
+def test_the_rank_whose_finally_led_to_a_mismatch_is_raised(monkeypatch):
+    monkeypatch.setattr(spawn, "_GRACE_S", 30)  # for all to report
     with pytest.raises(shmring.Mismatch) as caught:
         shmring.spawn(leave_before_a_collective, 3, method="fork")
     (note,) = [note for note in caught.value.__notes__ if "Raised in rank" in note]

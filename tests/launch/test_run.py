@@ -9,11 +9,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
-from leftovers import is_alive, names_in_shm, wait_until
+from leftovers import is_alive, names_in_shm, state_of
 from running import QUIET, command, on_a_terminal, run_code, started
+from waiting import counted_s, wait_until
 
 from shmring._launch import options as run_options
 from shmring._launch import shmrun as run
@@ -342,12 +342,11 @@ def test_reports_of_other_ranks_are_not_the_failure(shmrun):
                 time.sleep(0.1)  # the others are faster
         comm.barrier()
         """
-    done = shmrun(code, nprocs=3)
+    done = shmrun(code, nprocs=3, patient=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(" failed first: exit status 1: ValueError: the cause")
-    done = shmrun(
-        "import shmring\ncomm = shmring.init()\nif rank == 1: os._exit(9)\ncomm.barrier()", nprocs=3
-    )
+    code = "import shmring\ncomm = shmring.init()\nif rank == 1: os._exit(9)\ncomm.barrier()"
+    done = shmrun(code, nprocs=3, patient=True)
     assert done.returncode == 9
     assert "rank 1 of 3 failed first: exit status 9" in done.stderr
 
@@ -450,7 +449,7 @@ def test_a_mismatch_on_one_rank_precedes_the_report_that_the_rank_has_left(shmru
             comm.close()
             time.sleep(0.1)  # the other one is faster
         """
-    done = shmrun(code)
+    done = shmrun(code, patient=True)
     assert done.stderr.splitlines()[-1].startswith(
         "shmrun: rank 1 of 2 failed first: exit status 1: shmring.Mismatch: "
     )
@@ -555,24 +554,20 @@ def test_user_signals_only_pass_through(tmp_path):
         assert (out, process.returncode) == ("seen\nseen\n", 0)
 
 
-def state_of(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_ctrl_z_stops_the_ranks_too(tmp_path):
     with ready(tmp_path, "ready(); time.sleep(100)") as (process, pids):
         everybody = (process.pid, *pids)
         process.send_signal(signal.SIGTSTP)
-        wait_until(lambda: all(state_of(pid) == "T" for pid in everybody))
+        wait_until(lambda: all(state_of(pid) == "T" for pid in everybody), "all have stopped")
         process.send_signal(signal.SIGCONT)
-        wait_until(lambda: not any(state_of(pid) == "T" for pid in everybody))
+        wait_until(lambda: not any(state_of(pid) == "T" for pid in everybody), "all go on")
 
 
 def test_ranks_die_with_a_killed_shmrun(tmp_path):
     with ready(tmp_path, "ready(); time.sleep(100)", nprocs=3) as (process, pids):
         process.kill()
         process.wait()
-        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)), "the ranks have ended")
 
 
 def test_everybody_killed_at_once_leaves_nothing(tmp_path):
@@ -581,7 +576,7 @@ def test_everybody_killed_at_once_leaves_nothing(tmp_path):
     with ready(tmp_path, code) as (process, pids):
         for pid in (process.pid, *pids):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)), "the ranks have ended")
     assert not names_in_shm() - before
 
 
@@ -625,7 +620,7 @@ def test_the_ranks_own_children_are_swept(tmp_path, end):
         """
     with ready(tmp_path, code, "--grace", "0.3") as (process, children):
         process.communicate(timeout=50)
-        wait_until(lambda: not any(map(is_alive, children)))
+        wait_until(lambda: not any(map(is_alive, children)), "the children have ended")
 
 
 @pytest.mark.parametrize("kind", [BlockingIOError, subprocess.SubprocessError])
@@ -673,11 +668,11 @@ def test_a_rank_that_never_joins_is_named_at_once(shmrun):
         if os.environ["SHMRING_RANK"] != "1":
             shmring.init()
         """
-    begin = time.monotonic()
+    begin = counted_s()
     done = shmrun(textwrap.dedent(code))
     assert done.returncode == 1
     assert "rank 1 ended without joining" in done.stderr
-    assert time.monotonic() - begin < 30  # the timeout is half an hour
+    assert counted_s() - begin < 30  # the timeout is half an hour
 
 
 def test_a_rank_that_joins_less_often_is_named_too(shmrun):

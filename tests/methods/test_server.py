@@ -12,8 +12,8 @@ import types
 import numpy as np
 import pytest
 from combinations import each_value, first
-from leftovers import wait_until
 from ranks import Died, Ranks, until_there
+from waiting import wait_until
 
 import shmring
 from shmring.methods import server as module
@@ -289,7 +289,7 @@ def interrupt_a_push(comm, staleness):
             server.push(weights)
         server.pull(weights)
     if staleness:
-        wait_until(lambda: server._way._pace._waits[1])
+        wait_until(lambda: server._way._pace._waits[1], "rank 1 waits")
         server._way._pace._comm = types.SimpleNamespace(rank=0, send=raise_interrupted)
     with pytest.raises(Interrupted):
         server.push(weights)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from ranks import Died, Ranks, interrupt_a_sender, interrupted, turns, until_there, when_there
+from waiting import counted_s
 
 import shmring
 from shmring import ANY_SOURCE
@@ -160,10 +161,10 @@ def leave_a_message(comm):
     time.sleep(0.2)
     x = np.zeros(4, "i8")
     assert comm.recv(x, 0).count == 4
-    begin = time.monotonic()
+    begin = counted_s()
     with pytest.raises(shmring.RankFailed, match="closed") as caught:
         comm.recv(x, 0)
-    assert time.monotonic() - begin < SOON_S
+    assert counted_s() - begin < SOON_S
     return caught.value.rank
 
 
@@ -228,7 +229,7 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim
     with Ranks(2) as ranks:
         ranks.meet(SHMRING_MESSAGE_RING=TINY)
         ranks.begin(talk_for_ever, how, str(tmp_path / "runs"))
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(victim)
         outcomes = ranks.answers()
         assert isinstance(outcomes[victim], Died)
@@ -238,8 +239,8 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(tmp_path, how, victim
 
 def poll(question):
     """Ask until there is an answer, for SOON_S at most."""
-    until = time.monotonic() + SOON_S
-    while not question() and time.monotonic() < until:
+    until = counted_s() + SOON_S
+    while not question() and counted_s() < until:
         pass
 
 
@@ -255,11 +256,11 @@ def wait_for_the_dead(comm, source, way):
     if comm.rank == 1:
         time.sleep(0.2)
         os._exit(1)
-    begin = time.monotonic()
+    begin = counted_s()
     try:
         WAYS_TO_AWAIT[way](comm, source)
     except shmring.RankFailed as error:
-        return error.rank, time.monotonic() - begin
+        return error.rank, counted_s() - begin
     return None, 0.0
 
 

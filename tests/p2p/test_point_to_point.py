@@ -121,7 +121,6 @@ def check(status, x, number, message, dtype):
     assert x[:elements].tobytes() == contents(dtype, elements, number).tobytes()
 
 
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("ring", [TINY, 4096])
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_random_programs(world_of, size, ring):

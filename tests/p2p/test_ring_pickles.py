@@ -119,7 +119,6 @@ def close_long_ago():
 ENDED = ("Closed: the process at the other side has closed this ring", "Closed: the process that puts into")
 
 
-@pytest.mark.limit(100)
 @BOTH
 @pytest.mark.parametrize("method", METHODS)
 def test_ways_between_processes(kind, method):
@@ -142,7 +141,6 @@ def test_ways_between_processes(kind, method):
         assert child.answer() == b"through a pipe"
 
 
-@pytest.mark.limit(60)
 @BOTH
 def test_a_process_that_is_no_child(kind, tmp_path):
     """The pickle travels in a file, to a program of its own."""
@@ -160,7 +158,6 @@ def test_a_process_that_is_no_child(kind, tmp_path):
         assert process.communicate(timeout=ENOUGH_S)[0] == "from a file\n"
 
 
-@pytest.mark.limit(60)
 @BOTH
 def test_a_receiver_may_be_the_writer_and_send_the_ring_on(kind):
     with Child() as writer, Child() as reader:
@@ -188,7 +185,6 @@ def test_a_pickle_may_be_loaded_twice(kind):
             ring.put(b"item")
 
 
-@pytest.mark.limit(60)
 def test_every_receiver_is_a_reader():
     ring = shmring.Broadcast(TINY, readers=3)
     with contextlib.ExitStack() as stack:
@@ -203,7 +199,6 @@ def test_every_receiver_is_a_reader():
             assert child.call(call_kept, "get").startswith(ENDED)
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("kind", ["memfd", "posix"])
 def test_every_kind_of_segment(monkeypatch, kind):
     monkeypatch.setenv("SHMRING_SEGMENT", kind)
@@ -213,7 +208,6 @@ def test_every_kind_of_segment(monkeypatch, kind):
         assert child.answer() == b"item"
 
 
-@pytest.mark.limit(60)
 @BOTH
 @pytest.mark.parametrize("method", METHODS)
 def test_a_ring_may_be_closed_before_it_has_been_loaded(kind, method):
@@ -309,7 +303,6 @@ def exit_with_segments():
 # ---- pickles that cannot be loaded -----------------------------------------------------------------------
 
 
-@pytest.mark.limit(60)
 @BOTH
 @pytest.mark.parametrize("how", ["kill", "close"])
 def test_a_sender_that_ends_before_the_ring_is_loaded(kind, how):
@@ -355,7 +348,6 @@ def test_pickles_of_other_places_are_refused(kind, tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-@pytest.mark.limit(60)
 def test_another_user_may_not_open_it():
     with shmring.Ring() as ring:
         answers, data = FORK.SimpleQueue(), pickle.dumps(ring)
@@ -383,7 +375,6 @@ def test_a_closed_ring_is_not_pickled(kind):
 # ---- waits for a process that has not come ---------------------------------------------------------------
 
 
-@pytest.mark.limit(60)
 @BOTH
 def test_a_process_that_may_load_the_pickle_is_waited_for(kind):
     """There is no child, and a pickle under way."""
@@ -395,7 +386,6 @@ def test_a_process_that_may_load_the_pickle_is_waited_for(kind):
             assert other.get(ENOUGH_S) == bytes(100)
 
 
-@pytest.mark.limit(60)
 @BOTH
 def test_a_receiver_is_waited_for_after_the_end_of_the_maker(kind):
     with Child() as maker, Child() as writer, Child() as reader:
@@ -409,7 +399,6 @@ def test_a_receiver_is_waited_for_after_the_end_of_the_maker(kind):
         assert writer.answer() is None
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("sent_on", [False, True])
 def test_readers_do_not_wait_for_each_other(sent_on):
     """Each of them has the ring, so the other one could think that it will put."""
@@ -435,7 +424,6 @@ def dump_kept():
     return pickle.dumps(kept[-1])
 
 
-@pytest.mark.limit(60)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @BOTH
 def test_a_reader_that_dies_before_its_first_get_beside_other_children(kind, method):
@@ -452,7 +440,6 @@ def die(ring):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.limit(60)
 @BOTH
 def test_a_grandchild_that_has_the_ring_is_waited_for(kind):
     """Its parent, to which the ring was given, has ended."""
@@ -526,7 +513,6 @@ def kill_one_at_random(seed):
         assert (answers[reader] == PLENTY) == (answers[writer] == PLENTY), (seed, kind, answers)
 
 
-@pytest.mark.limit(100)
 def test_one_of_three_is_killed_at_any_moment():
     for seed in range(25):
         kill_one_at_random(seed)
@@ -542,7 +528,6 @@ def test_one_of_three_is_killed_again_and_again():
 # ---- interrupt -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.limit(60)
 @BOTH
 @pytest.mark.parametrize("side", ["get", "put"])
 @pytest.mark.parametrize("after_s", [0, 0.02, 0.8])  # at the beginning, asleep, and while a thread watches
@@ -597,7 +582,6 @@ def test_calls_that_need_not_wait_go_on_after_interrupt(kind):
     ring.interrupt()  # a closed ring has nothing to interrupt
 
 
-@pytest.mark.limit(60)
 def test_only_this_process_is_interrupted():
     ours, theirs = FORK.Pipe()
     with shmring.Broadcast(TINY, readers=2) as ring:

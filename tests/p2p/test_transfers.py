@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import shmring
 from tests.p2p.test_point_to_point import TINY
@@ -64,10 +65,13 @@ def forget_transfers(comm):
     assert alive() is not None, "the communicator keeps what is on its way"
     comm.barrier()
     comm.isend(x, 1 - comm.rank)
-    deadline = time.monotonic() + SOON_S
-    while alive() is not None and time.monotonic() < deadline:
+
+    def is_dropped():
         comm.iprobe()
-    return alive() is None
+        return alive() is None
+
+    wait_until(is_dropped, "the array is no longer kept")
+    return True
 
 
 def test_arrays_are_kept_while_they_are_on_their_way_and_no_longer(world_of):
@@ -163,14 +167,11 @@ def leave_it_to_the_background(comm):
     comm.irecv(y, other, tag=2)
     alive = weakref.ref(y)
     del y
-    deadline = time.monotonic() + SOON_S
-    while alive() is not None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    done = alive() is None
+    wait_until(lambda: alive() is None, "the background has released the array")
     out = np.zeros(50_000, "i8")
     comm.recv(out, other, 1)
     comm.barrier()
-    return done and bool((out == 7).all())
+    return bool((out == 7).all())
 
 
 def test_the_background_does_it_alone(world_of):

@@ -18,12 +18,17 @@ import threading
 import time
 import traceback
 
+from leftovers import state_of
+from waiting import is_time_up, wait_until
+
 import shmring
 
 # The communicator's timeout: its own error comes before that of the test, and has more details.
-CALL_TIMEOUT_S = 20
-# Seconds that the ranks may take in all before they are shown and killed. Beside busy CPUs some take 50.
+CALL_TIMEOUT_S = 40
+# Seconds that the ranks may take in all before they are shown and killed, unless the test's time is up
+# before. Beside busy CPUs some take 50.
 ANSWER_S = 100
+TICK_S = 0.5
 PR_SET_PDEATHSIG = 1
 FIRST_PORT, PORTS = 29555, 1000  # of worlds over hosts: each has its own, for a while
 FORK = multiprocessing.get_context("fork")
@@ -39,26 +44,21 @@ def turns(comm, path_when_running):
         yield turn
 
 
-def when_there(path):
-    """Returns some calls after a rank has made the file."""
-    while not path.exists():
-        time.sleep(0.005)
+def when_there(path, ranks=None):
+    """Return some calls after a rank has made the file. ranks: see wait_until."""
+    until_there(path, ranks)
     time.sleep(0.02)
 
 
-def until_there(path):
-    """Hold a rank until a test has made the file."""
-    while not os.path.exists(path):
-        time.sleep(0.005)
+def until_there(path, ranks=None):
+    """Block until another process has made the file. ranks: see wait_until."""
+    wait_until(lambda: os.path.exists(path), f"there is a file {path}", ranks)
 
 
 def until_stopped(pid):
-    """Wait until a process has stopped, as it was or will be ordered to."""
-    while True:
-        with open(f"/proc/{pid}/stat") as stat:
-            if stat.read().rpartition(")")[2].split()[0] == "T":
-                return
-        time.sleep(0.002)
+    """Block until a process has stopped, as it was or will be ordered to."""
+    wait_until(lambda: state_of(pid) in "TZX", f"process {pid} has stopped")
+    assert state_of(pid) == "T", f"process {pid} has ended"
 
 
 def interrupted(call, after_s):
@@ -80,8 +80,7 @@ def interrupt_once_there(x):
 
 def interrupt_a_sender(comm, sender, pid):
     """Send Ctrl-C to rank `sender`, a process, once its message has begun to come."""
-    while comm.iprobe(sender) is None:
-        time.sleep(0.001)
+    wait_until(lambda: comm.iprobe(sender) is not None, f"a message of rank {sender} begins to come")
     os.kill(pid, signal.SIGINT)
 
 
@@ -130,7 +129,8 @@ class Ranks:
         self._threads = threads
         self._environ = {}
         self._answer_s = ANSWER_S
-        self._owing = set()
+        self._owing = set()  # ranks whose answer the test has not had
+        self._answered = {}  # by rank: its answer to the last order, once it is there
         self._pipes = []
         self._ranks = []
 
@@ -150,8 +150,9 @@ class Ranks:
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
+        until = time.monotonic() + 10
         for rank in self._ranks:
-            rank.join(10)
+            rank.join(max(0.0, until - time.monotonic()))
             if not self._threads and rank.is_alive():
                 rank.kill()
                 rank.join()
@@ -161,11 +162,15 @@ class Ranks:
     def meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, **environ):
         """Every rank leaves its communicator, if it has one, and joins a new world with the others.
 
-        address: over hosts, another than the first of rank 0's. environ: the SHMRING_* variables that the
-        ranks shall have now, and no others.
+        timeout_s: of their calls; to meet they have CALL_TIMEOUT_S at least. address: over hosts, another
+        than the first of rank 0's. environ: the SHMRING_* variables that the ranks shall have now, and no
+        others.
         """
         self._environ = {name: str(value) for name, value in environ.items()}
-        self._raise_first(self.try_to_meet(timeout_s=timeout_s, address=address))
+        outcomes = self.try_to_meet(timeout_s=max(timeout_s, CALL_TIMEOUT_S), address=address)
+        self._raise_first(dict(enumerate(outcomes)))
+        if timeout_s < CALL_TIMEOUT_S:
+            self(_set_timeout, timeout_s)
         return self
 
     def try_to_meet(self, *, timeout_s=CALL_TIMEOUT_S, address=None, of_rank=None):
@@ -203,14 +208,22 @@ class Ranks:
 
     def _order(self, order_of):
         self._owing = set(range(self.size))
+        self._answered = {}
         for rank, pipe in enumerate(self._pipes):
             with contextlib.suppress(BrokenPipeError):
                 pipe.send(order_of(rank))
 
     def answers(self, among=None):
         """Return by rank: its result, the exception that it raised, or Died."""
-        until = time.monotonic() + self._answer_s
-        return [self._answer(rank, until) for rank in (range(self.size) if among is None else among)]
+        # Count waits, not the clock, as the watchdog does: a machine may stand still for a minute.
+        ticks = iter(range(int(self._answer_s / TICK_S)))
+        return [self._answer(rank, ticks) for rank in (range(self.size) if among is None else among)]
+
+    def check_early_answers(self):
+        """Raise the first error that a rank has answered. Return whether all ranks have answered."""
+        self._receive_what_is_there()
+        self._raise_first({rank: self._answered[rank] for rank in self._owing & self._answered.keys()})
+        return len(self._answered) == self.size
 
     def outcomes(self, function, *args):
         """Like a call of this object, but exceptions are returned in place of results."""
@@ -219,32 +232,52 @@ class Ranks:
 
     def __call__(self, function, *args):
         """The results of function(comm, *args) by rank; the first exception is raised."""
-        return self._raise_first(self.outcomes(function, *args))
+        outcomes = self.outcomes(function, *args)
+        self._raise_first(dict(enumerate(outcomes)))
+        return outcomes
 
-    def _answer(self, rank, until):
-        if not self._pipes[rank].poll(max(0.0, until - time.monotonic())):
-            self._show_and_kill()
-            raise AssertionError(f"rank {rank} of {self.size} has not answered within {self._answer_s} s")
+    def _answer(self, rank, ticks):
+        while not self._receive(rank, TICK_S):
+            if next(ticks, None) is None or is_time_up():
+                self._receive_what_is_there()
+                self.show_and_kill()
+                raise AssertionError(
+                    f"rank {rank} of {self.size} has not answered in time; all: {self._answered!r:.1500}"
+                )
         self._owing.discard(rank)
-        try:
-            return self._pipes[rank].recv()
-        except (EOFError, ConnectionResetError):
-            self._ranks[rank].join(5)
-            return Died(self._ranks[rank].exitcode)
+        return self._answered[rank]
+
+    def _receive_what_is_there(self):
+        for rank in range(self.size):
+            self._receive(rank, 0)
+
+    def _receive(self, rank, timeout_s):
+        """Return whether the rank has answered, after waiting for it."""
+        if rank not in self._answered:
+            if not self._pipes[rank].poll(timeout_s):
+                return False
+            try:
+                self._answered[rank] = self._pipes[rank].recv()
+            except (EOFError, ConnectionResetError):
+                self._ranks[rank].join(5)
+                self._answered[rank] = Died(self._ranks[rank].exitcode)
+        return True
 
     def _raise_first(self, outcomes):
-        for rank, outcome in enumerate(outcomes):
+        """Raise the first exception among the outcomes by rank."""
+        for rank, outcome in outcomes.items():
             if isinstance(outcome, (BaseException, Died)):
                 failure = outcome
                 if not isinstance(outcome, Exception):  # a rank's KeyboardInterrupt would end the test run
                     failure = AssertionError("\n".join([repr(outcome), *getattr(outcome, "__notes__", [])]))
+                everything = list(outcomes.values())
                 failure.add_note(
-                    f"in rank {rank} of {self.size} with {self._environ}; all: {outcomes!r:.1500}"
+                    f"in rank {rank} of {self.size} with {self._environ}; all: {everything!r:.1500}"
                 )
                 raise failure
-        return outcomes
 
-    def _show_and_kill(self):
+    def show_and_kill(self):
+        """Let the ranks print their stacks, and end them. Threads stay."""
         if self._threads:
             return
         # The first makes the ranks print their position, through faulthandler.
@@ -287,6 +320,10 @@ def _meet(comm, rank, world, timeout_s, environ):
         del os.environ[name]
     os.environ.update(environ)
     return shmring.init(world, rank=rank, timeout=timeout_s)
+
+
+def _set_timeout(comm, timeout_s):
+    comm.timeout_s = timeout_s
 
 
 def _without_frames(error):

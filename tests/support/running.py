@@ -12,6 +12,8 @@ import textwrap
 LIMIT_S = 50
 QUIET = {"OMP_NUM_THREADS": "1"}
 os.environ.pop("PYTHONUNBUFFERED", None)  # a developer may have it; shmrun sets it if it is unset
+# shmrun that waits long for the cause of a failure; 1 s is short for a rank on a busy machine.
+PATIENT = "from shmring._launch import shmrun; shmrun._CAUSE_S = 30; raise SystemExit(shmrun.main())"
 HEAD = """
 import os, signal, sys, time
 rank = int(os.environ["SHMRING_RANK"])
@@ -21,17 +23,18 @@ def ready():
 """
 
 
-def command(tmp_path, code, *options, nprocs=2, arguments=()):
+def command(tmp_path, code, *options, nprocs=2, arguments=(), patient=False):
     """The command that runs it."""
     script = tmp_path / "script.py"
     script.write_text(HEAD + textwrap.dedent(code))
-    return [sys.executable, "-m", "shmring.run", "-n", str(nprocs), *options, str(script), *arguments]
+    program = ["-c", PATIENT] if patient else ["-m", "shmring.run"]
+    return [sys.executable, *program, "-n", str(nprocs), *options, str(script), *arguments]
 
 
-def run_code(tmp_path, code, *options, nprocs=2, arguments=(), **environment):
+def run_code(tmp_path, code, *options, nprocs=2, arguments=(), patient=False, **environment):
     """Run it to its end."""
     return subprocess.run(
-        command(tmp_path, code, *options, nprocs=nprocs, arguments=arguments),
+        command(tmp_path, code, *options, nprocs=nprocs, arguments=arguments, patient=patient),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -5,6 +5,8 @@ import os
 import threading
 import time
 
+from waiting import wait_until
+
 from shmring.tools import _attach
 
 
@@ -16,8 +18,18 @@ def own_flight():
 
 def until_given_up():
     """Waits until another rank has given up the one communicator of this process."""
-    while own_flight().abort_report() is None:
-        time.sleep(0.005)
+    wait_until(lambda: own_flight().abort_report() is not None, "another rank has given up")
+
+
+def until_others_call(comm):
+    """Block until all other ranks, of this host, have begun a call that this rank has not made."""
+    own = own_flight().last_of(comm.rank)["seq"]
+
+    def others_call():
+        flight = own_flight()
+        return all(flight.last_of(rank)["seq"] > own for rank in range(comm.size) if rank != comm.rank)
+
+    wait_until(others_call, "all other ranks are in a call")
 
 
 def signal_in_a_call(comm, *signals):
@@ -38,11 +50,10 @@ def signal_in_a_call(comm, *signals):
 
 def place_once_it_waits(ranks, rank):
     """Return the position of a rank in a long wait for another, as other processes see it."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
+
+    def place_of_a_wait():
         (segment,) = _attach.of_processes([ranks.pid(rank)])
         place = _attach.rank_state(segment.flight, rank)["where"]
-        if "waiting" in place:
-            return place
-        time.sleep(0.01)
-    raise AssertionError(f"rank {rank} waits for nobody: {place}")
+        return place if "waiting" in place else None
+
+    return wait_until(place_of_a_wait, f"rank {rank} waits for another", ranks)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from engines import environment
 from ranks import FORK, Died, free_port
 from torch.utils import _pytree as pytree
+from waiting import counted_s
 
 from shmring.adapters.torch import register_backend
 
@@ -121,7 +122,7 @@ def in_child(function):
 def die(path):
     """End this process as the kernel does when memory runs out; the file has the time."""
     time.sleep(0.2)  # the others wait for this rank
-    path.write_text(str(time.monotonic()))
+    path.write_text(str(counted_s()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -143,5 +144,5 @@ def _failure_in_group(comm, function, args):
         try:
             function(comm.rank, *args)
         except Exception as error:
-            return f"{type(error).__name__}: {error}", time.monotonic()
+            return f"{type(error).__name__}: {error}", counted_s()
     raise AssertionError("nobody died")

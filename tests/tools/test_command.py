@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from engines import environment
 from ranks import Died, Ranks, turns, until_there, when_there
+from waiting import wait_until
 
 import shmring
 from shmring._config.settings import Settings
@@ -60,13 +61,7 @@ def dream_or_wait(comm, dreams):
 
 def once(condition):
     """Return the result of condition as soon as it is true."""
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError("it has not become so")
+    return wait_until(condition, "the command shows what is awaited")
 
 
 # ---- ps ---------------------------------------------------------------------------------------------------
@@ -79,9 +74,8 @@ def test_ps_shows_every_rank_and_for_whom_it_waits(world_of, capsys, dreams, seg
 
     def waiting():
         (one,) = shown_of(capsys, ranks, "ps")
-        return (
-            one if "waiting" in one["ranks"][0]["where"] and "waiting" in one["ranks"][2]["where"] else None
-        )
+        wait = all("waiting" in one["ranks"][rank]["where"] for rank in (0, 2))
+        return one if wait and one["ranks"][1]["state"] == "sleeping" else None
 
     one = once(waiting)
     text = shown(capsys, "ps")
@@ -121,7 +115,7 @@ def split_and_dream(comm, path, seen_path):
 def test_ps_shows_groups_beside_their_parents(world_of, capsys, tmp_path):
     ranks = world_of(4)
     ranks.begin(split_and_dream, str(tmp_path / "there"), tmp_path / "seen")
-    when_there(tmp_path / "there")
+    when_there(tmp_path / "there", ranks)
     found = shown_of(capsys, ranks, "ps")
     (tmp_path / "seen").touch()
     assert ranks.answers() == [None] * 4
@@ -155,7 +149,7 @@ def survive(comm, path, seen_path):
 def test_ps_after_a_kill_says_who_is_dead_and_why_it_is_over(capsys, tmp_path):
     with Ranks(2) as ranks:
         ranks.meet().begin(survive, str(tmp_path / "runs"), tmp_path / "seen")
-        when_there(tmp_path / "runs")
+        when_there(tmp_path / "runs", ranks)
         ranks.kill(1)
         one = once(lambda: next((one for one in shown_of(capsys, ranks, "ps") if one["over"]), None))
         text = shown(capsys, "ps")
@@ -384,7 +378,7 @@ def idle(comm, path, seen_path):
 def test_looking_changes_not_a_byte_and_takes_no_page(world_of, capsys, tmp_path):
     ranks = world_of(2)
     ranks.begin(idle, str(tmp_path / "there"), tmp_path / "seen")
-    when_there(tmp_path / "there")
+    when_there(tmp_path / "there", ranks)
     (segment,) = _attach.of_processes([ranks.pid(0)])
 
     def state():

@@ -414,7 +414,6 @@ def run_tune(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 def test_a_tiny_run_writes_a_table_that_is_used(path):
     few = ["--ranks", "2,3", "--seconds", "0.05", "--only", "fuse_nbytes,far_stream_nbytes"]
     tuning_table.save(
@@ -431,7 +430,6 @@ def test_a_tiny_run_writes_a_table_that_is_used(path):
     assert found[5] == {"any": {"depth": 2}}
 
 
-@pytest.mark.limit(120)
 def test_a_dry_run_writes_nothing(path):
     result = run_tune(
         "--ranks", "2", "--seconds", "0.01", "--only", "depth", "--dry-run", "--output", str(path)
@@ -476,7 +474,6 @@ def shmring_tune(*arguments, **variables):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(**variables))
 
 
-@pytest.mark.limit(120)
 def test_the_command_tells_programs_what_it_has_measured_and_taken(path):
     jsonschema = pytest.importorskip("jsonschema")
     tuning_table.save(path, {2: {"any": {"small_nbytes": 64}}}, thresholds.LIMITS)

@@ -86,7 +86,6 @@ DIES_ONCE = """
 """
 
 
-@pytest.mark.limit(150)
 def test_torchrun_restarts_ranks_in_the_place_of_gloo(tmp_path):
     how = {**as_if_installed(tmp_path), "SHMRING_REPLACES": "gloo"}
     text = output_of(start(*TORCHRUN, "--max-restarts", 1, write_script(tmp_path, DIES_ONCE), **how))

@@ -214,7 +214,6 @@ def report(took_s):
     )
 
 
-@pytest.mark.limit(120)
 def test_members_are_killed_and_replaced():
     print(report(campaign(8, 1)))
 

@@ -21,7 +21,6 @@ def torchs_tests(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
 @pytest.mark.parametrize("backend", ["shmring", upstream.IN_PLACE])
 def test_torchs_own_tests_pass(torchs_tests, backend):
     table = upstream.run(torchs_tests, backend)

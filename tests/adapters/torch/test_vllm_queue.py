@@ -24,7 +24,6 @@ ENOUGH_S = 20
 CHUNK = 1 << 20
 BUSY_S = 1.0  # vLLM's busy_loop_s
 
-pytestmark = pytest.mark.limit(60)
 torch.set_num_threads(1)  # forked children have no others
 
 

@@ -469,7 +469,6 @@ DIES_ONCE = """
 """
 
 
-@pytest.mark.limit(150)
 def test_torchrun_begins_again_when_a_rank_dies(tmp_path):
     script = write_script(tmp_path, DIES_ONCE)
     how = ["--standalone", "--nproc-per-node", 2, "--max-restarts", 1]

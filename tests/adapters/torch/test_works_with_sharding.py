@@ -41,7 +41,6 @@ from torch_ranks import assert_same, in_child, of_backend, of_both
 
 STEPS = 3
 CLOSE = 1e-5
-pytestmark = pytest.mark.limit(120)  # the first imports much of torch
 
 
 def new_net():
