@@ -338,7 +338,7 @@ enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABO
    hold for all ranks, since all ranks must choose alike. */
 struct sr_tuning {
     uint64_t small_nbytes;            /* up to this sum over the other ranks' messages, each rank folds everything */
-    uint64_t far_stream_nbytes;       /* from here on far cores stage with streaming stores */
+    uint64_t far_stream_nbytes;       /* from here on far cores stage with streaming stores; messages try them */
     uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
     uint64_t chunk_nbytes;            /* chunk of a larger message */
     uint64_t exchange_nbytes;         /* chunk of a call without a reduced chunk that would be copied */
@@ -347,14 +347,14 @@ struct sr_tuning {
     uint64_t stream_out_nbytes;       /* results of scans out of place, and what is moved, from here on */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
-    uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd */
+    uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd, and the
+                                         sender of a message: message_path.pxd */
     uint64_t single_copy_nbytes;      /* elsewhere: pieces from here on are read from private memory, ... */
     uint64_t single_copy_scatter_nbytes; /* ... in a scatter: the length of all pieces together, ... */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
     uint64_t cached_chunk_nbytes;     /* chunk of a message between far cores that uses few slots, ... */
     uint64_t cached_most_nbytes;      /* ... which is every message up to here that is more than one chunk */
-    uint64_t single_copy_message_nbytes; /* messages from here on are read from the sender's private memory, ... */
-    uint64_t single_copy_message_always; /* ... 1: also if that is slower than through the ring */
+    uint64_t single_copy_message_nbytes; /* messages from here on may be read from the sender's private memory */
     uint64_t small_all_reduce_nbytes; /* as small_nbytes, for an all_reduce of ranks with a CPU each */
     uint64_t chain_nbytes;            /* with more ranks than CPUs, reductions from here on go from rank to rank */
 };

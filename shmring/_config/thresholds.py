@@ -41,7 +41,6 @@ DEFAULTS: dict[str, int] = {
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,  # as single_copy_nbytes
     "single_copy_message_nbytes": 64 * KIB,  # bench/peers/matrix.py, ping_pong
-    "single_copy_message_always": 0,
     "chain_nbytes": NEVER,
 }
 # Values that differ, by the first word of the processor's name. Measured with 2 and 4 ranks on 2 cores of a
@@ -188,10 +187,7 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
             "single_copy_most_nbytes": NEVER,
         }
     if settings.single_copy_nbytes is not None:
-        table = table | {
-            "single_copy_message_nbytes": settings.single_copy_nbytes or NEVER,
-            "single_copy_message_always": 1,
-        }
+        table = table | {"single_copy_message_nbytes": settings.single_copy_nbytes or NEVER}
     if settings.chunk_nbytes is None and settings.depth is None:
         return table
     chunk_nbytes = settings.chunk_nbytes or table["chunk_nbytes"]

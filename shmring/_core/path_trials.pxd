@@ -18,6 +18,9 @@ cdef enum:
     MOST_INTERVAL = 512   # calls between trials, ...
     SOONER = 4            # ... or one in so many of them if something has changed
     ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
+    LEAST_GAIN = 32       # bench/peers/matrix.py, as the next two and the calls above
+    LEAST_MEAN_GAIN = 16
+    LEAST_GAIN_ON_SHARED_CPUS = 5
     NOT_TIMED = 0
 
 
@@ -93,8 +96,8 @@ cdef inline uint64_t mean_with(const Choice *choice, uint64_t time) noexcept nog
 # The part of the time that another path has to save: one in so many.
 cdef inline uint64_t least_gain(Timing timing) noexcept nogil:
     if timing == MEAN_ON_SHARED_CPUS:
-        return 5
-    return 16 if timing == MEAN_CALL else 32
+        return LEAST_GAIN_ON_SHARED_CPUS
+    return LEAST_MEAN_GAIN if timing == MEAN_CALL else LEAST_GAIN
 
 
 # Note a call that has ended. paths: one bit for each path that it could take. begin_ns: 0 if it was not timed. In a
@@ -147,9 +150,9 @@ cdef inline void end_trial(Choice *choice, uint64_t gain, uint32_t paths) noexce
 
 # The next path after the present one, in a circle that ends with the best one.
 cdef inline void try_next_path(Choice *choice, uint32_t paths) noexcept nogil:
+    cdef int path = (choice.tried + 1) % MOST_PATHS
+    while path != choice.best and not paths >> path & 1:
+        path = (path + 1) % MOST_PATHS
+    choice.tried = path
     choice.count = choice.timed = 0
     choice.ended_ns = NOT_TIMED   # the next call follows one of another path
-    while True:
-        choice.tried = (choice.tried + 1) % MOST_PATHS
-        if choice.tried == choice.best or paths >> choice.tried & 1:
-            return

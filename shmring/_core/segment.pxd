@@ -64,7 +64,7 @@ cdef extern from "layout.h" nogil:
         uint64_t stream_out_nbytes, stream_reduced_nbytes, fuse_nbytes, ping_nbytes
         uint64_t single_copy_measured, single_copy_nbytes, single_copy_scatter_nbytes, single_copy_most_nbytes
         uint64_t cached_chunk_nbytes, cached_most_nbytes, chain_nbytes, stream_in_place_nbytes
-        uint64_t single_copy_message_nbytes, single_copy_message_always, small_all_reduce_nbytes
+        uint64_t single_copy_message_nbytes, small_all_reduce_nbytes
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path

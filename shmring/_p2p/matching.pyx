@@ -34,11 +34,11 @@ from .._transport.channel cimport (
     sr_channels_step, sr_channels_wake,
 )
 from .messages cimport (
-    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, IN_PLACE, MOVING, NEAR_SIDE, NEEDS_ROOM, NO_FAILURE, NO_OFFER,
-    OFFERED, OTHER_ITEMS, STAGED, STREAMED_THROUGH_RING, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message,
-    Peer, UnexpectedMessage, Wait, frame_tag, is_probe_for,
+    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, IN_PLACE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE,
+    NO_OFFER, OFFERED, OTHER_ITEMS, STAGED, STREAMED_THROUGH_RING, THROUGH_RING, TOO_LONG, TO_BE_READ, UNMATCHED,
+    Failure, Matching, Message, Peer, UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
-from .message_path cimport begin_send, note_send
+from .message_path cimport begin_send, note_send, ring_path
 from .offers cimport push_offer, step_offer
 
 cdef enum:
@@ -365,10 +365,10 @@ cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
         return sr_channel_push(m.channels, p.channel, &message.out)
     if not message.has_begun:
         begin_send(m, p, message)
+    p.out.stream = (ring_path(m.g, message) if message.path == IN_PLACE else message.path) == STREAMED_THROUGH_RING
     if message.path == IN_PLACE and message.offering != STAGED:
         status = push_offer(p, message)
     else:
-        p.out.stream = message.path == STREAMED_THROUGH_RING
         status = sr_ring_push(&p.out, &message.out)
     if status == SR_RING_WHOLE and message.choice != NULL:
         note_send(m, message)
@@ -386,6 +386,8 @@ cdef void stage_offers(Matching *m) noexcept nogil:
         message = p.first_send
         while message != NULL:
             message.has_place = False   # of those that have not begun
+            if message.path == IN_PLACE and message.offering == NOT_OFFERED:   # there was no room for the offer
+                message.path = THROUGH_RING
             message.offered_ns = 0
             message = message.next
     step_sends(m)

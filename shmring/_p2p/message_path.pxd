@@ -5,6 +5,7 @@
 # long it takes to write the next message.
 
 from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t
 
 from .._core.group cimport Group
 from .._core.path_trials cimport (
@@ -18,7 +19,9 @@ from .messages cimport (
 
 
 cdef enum:
-    SEND_GAPS = 32   # a send through the ring takes a small part of the time until the receiver has answered
+    # A send through the ring takes a small part of the time until the receiver has answered (bench/peers/matrix.py,
+    # ping_pong of 4 KiB).
+    SEND_GAPS = 32
 
 
 # Return the choice for messages of a length, in shared or private memory.
@@ -30,37 +33,41 @@ cdef inline Choice *choice_of(Peer *p, const Message *message) noexcept nogil:
     return &p.choice[shared * MESSAGE_CLASSES + found]
 
 
-# The path of the first messages of a class, and of all whose path is not measured.
+# True if streaming stores into the ring are used between far cores for a message of this length.
+cdef inline bint may_stream(const Group *g, const Message *message) noexcept nogil:
+    return message.nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> LEAST_MEASURED_NBYTES)
+
+
+# The path through the ring for the distance of the cores that calls have measured last, or that the user has fixed.
+cdef inline MessagePath ring_path(const Group *g, const Message *message) noexcept nogil:
+    return STREAMED_THROUGH_RING if g.far and may_stream(g, message) else THROUGH_RING
+
+
+# The path of the first messages of a class. If the user has fixed the path of calls that move data (SHMRING_PATH,
+# SHMRING_SINGLE_COPY), it is the path of all messages.
 cdef inline MessagePath first_path(const Group *g, const Message *message) noexcept nogil:
-    if message.has_place:
+    if message.has_place and (g.tuning.single_copy_measured or message.block != SR_PRIVATE
+                              or message.nbytes >= g.tuning.single_copy_nbytes):
         return IN_PLACE
-    if g.far and message.nbytes >= g.tuning.far_stream_nbytes:
-        return STREAMED_THROUGH_RING
-    return THROUGH_RING
+    return ring_path(g, message)
 
 
 # Begin a send that is the first to the peer: choose its path.
 cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nogil:
     cdef Choice *choice
     message.has_begun = True
-    message.path = THROUGH_RING
-    message.paths = 1 << THROUGH_RING
-    if message.nbytes < LEAST_MEASURED_NBYTES and not message.has_place:
+    message.path = first_path(m.g, message)
+    if not m.g.tuning.single_copy_measured or not (message.has_place or may_stream(m.g, message)):
         return
-    if message.has_place:
-        message.paths |= 1 << IN_PLACE
-    if message.nbytes >= m.g.tuning.far_stream_nbytes:
-        message.paths |= 1 << STREAMED_THROUGH_RING
-    if message.paths == 1 << THROUGH_RING:
-        return
-    if m.g.tuning.single_copy_message_always:
-        message.path = first_path(m.g, message)
-        return
-    choice = message.choice = choice_of(p, message)
+    message.paths = (1 << THROUGH_RING | message.has_place << IN_PLACE
+                     | may_stream(m.g, message) << STREAMED_THROUGH_RING)
+    choice = choice_of(p, message)
     if not choice.used:
-        begin_choice(choice, first_path(m.g, message), WINDOW_CALLS, SEND_GAPS)
-    if message.paths >> next_path(choice) & 1:
-        message.path = <MessagePath> next_path(choice)
+        begin_choice(choice, message.path, WINDOW_CALLS, SEND_GAPS)
+    if not message.paths >> next_path(choice) & 1:   # its class has longer messages that may take another path
+        return
+    message.choice = choice
+    message.path = <MessagePath> next_path(choice)
     if is_timed(choice, message.nbytes):
         message.begin_ns = sr_now_ns()
         message.gap_ns = message.begin_ns - choice.ended_ns

@@ -6,13 +6,15 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, interrupted, turns, until_there, when_there
+from ranks import Died, Ranks, interrupted, turns, until_stopped, until_there, when_there
 
 import shmring
 from shmring import ANY_SOURCE, ANY_TAG
@@ -101,28 +103,29 @@ def test_stats_have_the_paths_of_messages_by_destination_and_size(world_of):
         assert paths["private"].keys() <= {65536}  # empty if processes may not read each other's memory
         assert set(paths["private"].values()) <= {"ring", "single_copy", "streamed_ring"}
         assert paths["shared"] == {65536: "zero_copy"}
-    assert world_of(2, **ALWAYS)(send_by_size) == [{}, {}]
+    for settings in (ALWAYS, NEVER, {"SHMRING_PATH": "near"}, {"SHMRING_CHUNK": 4096}):
+        assert world_of(2, **settings)(send_by_size) == [{}, {}]
 
 
 STREAMING = 2048
 
 
 def send_streamed(comm):
-    """Enough messages that each path is tried; the receiver checks every byte."""
-    x, y = np.zeros(3000, "u1"), np.zeros(3000, "u1")
-    for turn in range(400):
-        x[:] = turn % 251
+    """The receiver checks every byte."""
+    x, y, seen = np.zeros(3000, "u1"), np.zeros(3000, "u1"), set()
+    for turn in range(100):
+        x[:] = turn
         comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
-        assert (y == turn % 251).all()
-    return comm.stats()["chosen_paths_of_messages"][1 - comm.rank]["private"]
+        assert (y == turn).all()
+        seen.add(comm.stats()["chosen_paths_of_messages"][1 - comm.rank]["private"][STREAMING])
+    return seen
 
 
-def test_stores_for_far_cores_are_tried_and_chosen_by_measurement(world_of, tmp_path):
+def test_stores_for_near_and_for_far_cores_are_tried(world_of, tmp_path):
     table = tmp_path / "tuning.json"
     tuning_table.save(table, {2: {"any": {"far_stream_nbytes": STREAMING}}}, thresholds.LIMITS)
-    for found in world_of(2, SHMRING_TUNING=str(table))(send_streamed):
-        assert found.keys() == {STREAMING}
-        assert found[STREAMING] in ("ring", "streamed_ring")
+    for seen in world_of(2, SHMRING_TUNING=str(table))(send_streamed):
+        assert seen == {"ring", "streamed_ring"}
 
 
 # ---- every call -------------------------------------------------------------------------------------------
@@ -441,6 +444,50 @@ def test_what_fits_into_the_ring_arrives_after_its_sender_has_closed(world_of):
     for settings in ({}, ALWAYS):
         assert world_of(2, **settings)(leave_with_a_transfer, COUNT)[1] == "received"
         assert world_of(2, SHMRING_MESSAGE_RING=TINY, **settings)(leave_with_a_transfer, COUNT)[1] == "lost"
+
+
+FULL = 127  # messages of a byte to 55 bytes in a ring of 8 KiB: a line is left
+
+
+def pid_of(comm):
+    return os.getpid()
+
+
+def close_behind_a_full_ring(comm, pid_of_sender):
+    """There is no room for the offer until the sender has stopped. Then it closes before its progress thread
+    can put the offer into the ring: that thread runs only if nothing else does on its CPU."""
+    one, x = np.zeros(8, "u1"), (np.arange(3000) % 251).astype("u1")
+    if comm.rank == 0:
+        for _ in range(FULL):
+            comm.send(one, 1)
+        comm.isend(x, 1)
+        time.sleep(0.12)  # until the progress thread rests
+        cpu = {min(os.sched_getaffinity(0))}
+        for thread in map(int, os.listdir("/proc/self/task")):
+            os.sched_setaffinity(thread, cpu)
+            if thread != os.getpid():
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            comm.close()
+            busy.kill()
+        return "closed"
+    until_stopped(pid_of_sender)
+    for _ in range(FULL):
+        comm.recv(one, 0)
+    os.kill(pid_of_sender, signal.SIGCONT)
+    y = np.zeros(3000, "u1")
+    time.sleep(LATE_S)
+    comm.recv(y, 0)
+    return bool((y == x).all())
+
+
+def test_a_message_whose_offer_found_no_room_arrives_after_its_sender_has_closed():
+    for _ in range(10):
+        with Ranks(2) as ranks:
+            ranks.meet(SHMRING_MESSAGE_RING=8192, **ALWAYS)
+            pids = ranks(pid_of)
+            assert ranks(close_behind_a_full_ring, pids[0]) == ["closed", True]
 
 
 def leave_while_the_other_reads(comm, seed):
