@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
-from .._core.path_trials cimport Choice, next_path
+from .._core.path_trials cimport SIZE_CLASSES, Choice, next_path
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -33,8 +33,8 @@ from .._p2p.matching cimport (
     withdraw, withdraw_all,
 )
 from .._p2p.messages cimport (
-    ANY, COMPLETE, DAMAGED, LEAST_MEASURED_NBYTES, MESSAGE_CLASSES, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer,
-    UnexpectedMessage, Wait, frame_tag, least_offered,
+    ANY, COMPLETE, DAMAGED, LEAST_MEASURED_NBYTES, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage,
+    Wait, frame_tag, least_offered,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -317,18 +317,18 @@ cdef class Endpoint:
     # Return the paths of the next messages: {dest: {"private" or "shared": {least bytes of the class: path}}}.
     cdef dict chosen_paths(self):
         cdef Choice *choice
-        cdef int rank, at
+        cdef int rank, shared, at
         found = {}
         for rank in range(self.matching.size if self.matching.peer != NULL else 0):
             if self.matching.peer[rank].choice == NULL:
                 continue
-            for at in range(2 * MESSAGE_CLASSES):
-                choice = &self.matching.peer[rank].choice[at]
-                if choice.used:
-                    shared, size_class = divmod(at, MESSAGE_CLASSES)
-                    paths = found.setdefault(rank, {}).setdefault("shared" if shared else "private", {})
-                    paths[LEAST_MEASURED_NBYTES << size_class] = (
-                        ("ring", "zero_copy" if shared else "single_copy", "streamed_ring")[next_path(choice)])
+            for shared in range(2):
+                names = ("ring", "zero_copy" if shared else "single_copy", "streamed_ring")   # by MessagePath
+                for at in range(SIZE_CLASSES):
+                    choice = &self.matching.peer[rank].choice[shared][at]
+                    if choice.used:
+                        paths = found.setdefault(rank, {}).setdefault("shared" if shared else "private", {})
+                        paths[LEAST_MEASURED_NBYTES << at] = names[next_path(choice)]
         return found
 
     cdef int number_receipt(self, Message *message) except -1:
@@ -365,11 +365,10 @@ cdef class Endpoint:
         cdef size_t nbytes = self.matching.ring_nbytes
         cdef Peer *p = &self.matching.peer[rank]
         if p.choice == NULL:
-            p.choice = <Choice *> calloc(2 * MESSAGE_CLASSES, sizeof(Choice))
+            p.choice = <Choice[SIZE_CLASSES] *> calloc(2, sizeof(p.choice[0]))
             if p.choice == NULL:
                 raise MemoryError()
-        offset = sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank,
-                                               p.lane)
+        offset = sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, p.lane)
         nbytes = sr_layout_message_room_nbytes(nbytes)
         segments.allocate(self.fd, offset, nbytes, purpose="a message ring")
         self.segment.populate(offset, nbytes)

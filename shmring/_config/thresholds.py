@@ -172,9 +172,9 @@ def _measured_table(asked: str, nranks: int) -> tuning_table.Table:
 def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
     """Return the table with the chunk, the depth, the path and the single copy of the settings.
 
-    With SHMRING_CHUNK, SHMRING_PATH or SHMRING_SINGLE_COPY no path is measured (path_choice.pxd), so shared
-    arrays are always read in place. The first two also turn single copies off, except with
-    SHMRING_PATH=single_copy.
+    With SHMRING_CHUNK, SHMRING_PATH or SHMRING_SINGLE_COPY no path is measured (path_choice.pxd,
+    message_path.pxd), so shared arrays are always read in place. The first two also turn single copies off,
+    except with SHMRING_PATH=single_copy.
     """
     forced = settings.single_copy_nbytes
     if forced is None and (settings.path != "auto" or settings.chunk_nbytes is not None):

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr
 from libc.string cimport memcpy
 
 from .kernels cimport SR_BOOL, SR_DTYPES, SR_LAND, sr_kernels
-from .path_trials cimport Choice
+from .path_trials cimport SIZE_CLASSES, Choice
 from .segment cimport (
     SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_LINES, SR_NO_ABORT, SR_RECORDS, SR_UNDER_WAY, sr_abort_pack, sr_abort_set,
     sr_call_line, sr_event_signal, sr_flag, sr_flag_load, sr_flag_publish, sr_flag_reached, sr_header, sr_lane,
@@ -76,8 +76,7 @@ cdef struct Stats:
 
 
 cdef enum:
-    CHOICE_KINDS = 8      # kinds of calls whose path is measured, from REDUCE_SCATTER to ALL_TO_ALL, ...
-    CHOICE_CLASSES = 16   # ... and their size classes, by powers of two: see path_choice.pxd
+    CHOICE_KINDS = 8      # kinds of calls whose path is measured, from REDUCE_SCATTER to ALL_TO_ALL
 
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
@@ -111,7 +110,7 @@ cdef struct Group:
     uint64_t stall_ns, report_due_ns   # how long a wait may last without a report (0: for ever); time of the next one
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from this size on
     bint single_copy           # every rank can read the private memory of every other rank
-    Choice[2][CHOICE_KINDS][CHOICE_CLASSES] choice   # first of private arrays, then of shared ones
+    Choice[2][CHOICE_KINDS][SIZE_CLASSES] choice   # first of private arrays, then of shared ones
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by own

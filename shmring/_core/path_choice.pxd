@@ -8,11 +8,10 @@
 # the path of the next call of the class.
 
 from .group cimport (
-    ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, CHOICE_CLASSES, GATHER, REDUCE_SCATTER, SCATTER, Call, Group, is_moved,
-    is_scan,
+    ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, Call, Group, is_moved, is_scan,
 )
 from .path_trials cimport (
-    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, WINDOW_CALLS, Choice, Timing, begin_choice, note_call,
+    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, WINDOW_CALLS, Choice, Timing, begin_choice, note_call, size_class,
 )
 
 
@@ -25,14 +24,6 @@ cdef enum:
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
     CALL_GAPS = 4
     NOBODY = -1
-
-
-# Return the size class of pieces of at least LEAST_SHARED_NBYTES: each is twice as long as the one before.
-cdef inline int size_class(size_t nbytes) noexcept nogil:
-    cdef int found = 0
-    while found < CHOICE_CLASSES - 1 and nbytes >= <size_t> 2 * LEAST_SHARED_NBYTES << found:
-        found += 1
-    return found
 
 
 # True if one rank alone gives data.
@@ -58,7 +49,7 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
             or c.nbytes < (LEAST_SHARED_NBYTES if shared else LEAST_PRIVATE_NBYTES)
             or not (shared or (g.single_copy and is_moved(g, c)))):
         return NULL
-    return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes)]
+    return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes, LEAST_SHARED_NBYTES)]
 
 
 # On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.

@@ -12,6 +12,7 @@ from .segment cimport sr_now_ns
 
 cdef enum:
     MOST_PATHS = 3
+    SIZE_CLASSES = 16     # calls of about one length are a class
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
     HOPELESS_CALLS = 6    # in a trial; they suffice if the other path takes a third longer
     TRIED_CALLS = 12      # in a trial: the caches take eight calls of 16 MiB to adapt to the other path
@@ -47,6 +48,14 @@ cdef struct Choice:
     uint64_t time              # their time, in ps a byte
     uint64_t before            # the same, of the last window of the best path
     uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
+
+
+# Return the size class of a length: each is twice as long as the one before. least: the begin of the first.
+cdef inline int size_class(size_t nbytes, size_t least) noexcept nogil:
+    cdef int found = 0
+    while found < SIZE_CLASSES - 1 and nbytes >= 2 * least << found:
+        found += 1
+    return found
 
 
 # Begin to measure a class. interval: calls before the first trial.

@@ -11,11 +11,12 @@ from libc.string cimport memcpy, memset, strncpy
 from posix.unistd cimport getpid
 
 from .._core.group cimport (
-    CHOICE_CLASSES, CHOICE_KINDS, INVALID, PROGRESSED, REDUCE_SCATTER, REMOTE_MISMATCH, Call, Group, check_liveness,
+    CHOICE_KINDS, INVALID, PROGRESSED, REDUCE_SCATTER, REMOTE_MISMATCH, Call, Group, check_liveness,
     first_position, is_before, peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
 from .._core.path_choice cimport LEAST_SHARED_NBYTES
+from .._core.path_trials cimport SIZE_CLASSES
 from .._core.placement cimport window_nbytes_of
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
@@ -425,7 +426,7 @@ cdef dict chosen_paths(const Group *g, bint shared):
     found = {}
     in_place = "zero_copy" if shared else "single_copy"
     for row in range(CHOICE_KINDS):
-        for at in range(CHOICE_CLASSES):
+        for at in range(SIZE_CLASSES):
             if g.choice[shared][row][at].used:
                 path = in_place if g.choice[shared][row][at].in_place else "slots"
                 found.setdefault(KINDS[REDUCE_SCATTER + row], {})[LEAST_SHARED_NBYTES << at] = path

@@ -4,17 +4,15 @@
 # between far cores, and slower between near ones. The sender chooses by trials (path_trials.pxd): it alone knows how
 # long it takes to write the next message.
 
-from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Group
 from .._core.path_trials cimport (
-    MEAN_CALL, MEAN_ON_SHARED_CPUS, WINDOW_CALLS, Choice, begin_choice, is_timed, next_path, note_call,
+    MEAN_CALL, MEAN_ON_SHARED_CPUS, WINDOW_CALLS, Choice, begin_choice, is_timed, next_path, note_call, size_class,
 )
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
 from .messages cimport (
-    IN_PLACE, LEAST_MEASURED_NBYTES, MESSAGE_CLASSES, STREAMED_THROUGH_RING, THROUGH_RING, Matching, Message,
-    MessagePath, Peer,
+    IN_PLACE, LEAST_MEASURED_NBYTES, STREAMED_THROUGH_RING, THROUGH_RING, Matching, Message, MessagePath, Peer,
 )
 
 
@@ -27,10 +25,7 @@ cdef enum:
 # Return the choice for messages of a length, in shared or private memory.
 cdef inline Choice *choice_of(Peer *p, const Message *message) noexcept nogil:
     cdef bint shared = message.has_place and message.block != SR_PRIVATE
-    cdef int found = 0
-    while found < MESSAGE_CLASSES - 1 and message.nbytes >= <size_t> 2 * LEAST_MEASURED_NBYTES << found:
-        found += 1
-    return &p.choice[shared * MESSAGE_CLASSES + found]
+    return &p.choice[shared][size_class(message.nbytes, LEAST_MEASURED_NBYTES)]
 
 
 # True if streaming stores into the ring are used between far cores for a message of this length.
@@ -43,8 +38,8 @@ cdef inline MessagePath ring_path(const Group *g, const Message *message) noexce
     return STREAMED_THROUGH_RING if g.far and may_stream(g, message) else THROUGH_RING
 
 
-# The path of the first messages of a class. If the user has fixed the path of calls that move data (SHMRING_PATH,
-# SHMRING_SINGLE_COPY), it is the path of all messages.
+# The path of the first messages of a class. If the user has fixed the path of calls that move data (SHMRING_CHUNK,
+# SHMRING_PATH or SHMRING_SINGLE_COPY), it is the path of all messages.
 cdef inline MessagePath first_path(const Group *g, const Message *message) noexcept nogil:
     if message.has_place and (g.tuning.single_copy_measured or message.block != SR_PRIVATE
                               or message.nbytes >= g.tuning.single_copy_nbytes):

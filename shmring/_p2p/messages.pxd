@@ -5,7 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport Group
-from .._core.path_trials cimport Choice
+from .._core.path_trials cimport SIZE_CLASSES, Choice
 from .._core.segment cimport SR_CACHE_LINE, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_offer, sr_outgoing, sr_receipts, sr_ring_end
 from .._engine.queue cimport Pollable
@@ -112,7 +112,6 @@ cdef struct UnexpectedMessage:
 
 cdef enum:
     LEAST_MEASURED_NBYTES = 2 << 10   # SR_RING_COPY_NBYTES of spsc_ring.h: shorter messages are never streamed
-    MESSAGE_CLASSES = 16    # of lengths from there on: each is twice as long as the one before
     SHARED_TO_PRIVATE = 4   # shared arrays are offered from a quarter on: reading them needs no system call
 
 
@@ -136,7 +135,9 @@ cdef struct Peer:
     sr_ring_end inward       # from the peer; open once the peer is among the sources
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
-    Choice *choice           # the paths of messages to the peer, see choice_of; allocated when `out` is opened
+    # By size class the paths of messages to the peer, first of private and then of shared arrays; allocated when `out`
+    # is opened.
+    Choice[SIZE_CLASSES] *choice
     sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
     uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
