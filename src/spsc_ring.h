@@ -22,7 +22,7 @@ struct sr_ring_end {
     uint64_t taken;        /* sr_ring.taken, as this end has last loaded (producer) or published it (consumer) */
     struct sr_event *event;  /* the other end sleeps on it */
     sr_ring_copy_fn *copy;
-    uint32_t stream;       /* 1: the producer writes large pieces by streaming stores */
+    uint32_t stream;       /* 1: large pieces are copied by streaming stores, into the ring or out of it */
 };
 
 /* A message that goes into the ring. It begins with the head's tag, kind, receipt and message_nbytes, and offset 0. */
@@ -101,18 +101,22 @@ static inline void sr_ring_copy(const struct sr_ring_end *end, void *dst, const 
 
 /* ---- the producer --------------------------------------------------------------------------------------------- */
 
-/* Return whether a frame of nbytes, and the next frame's word, fit into the ring. The load of `taken` pairs with
+/* Load up to where frames are taken. Return false if that has not changed. The load pairs with
    sr_ring_publish_taken; it is ordered (S2), since the producer may be about to sleep. */
+static inline bool sr_ring_load_taken(struct sr_ring_end *end)
+{
+    const uint64_t taken = sr_flag_load_ordered(&end->ring->taken.value);
+    if (taken == end->taken || end->position - taken > end->nbytes) /* invalid: more taken than was put in */
+        return false;
+    end->taken = taken;
+    return true;
+}
+
+/* Return whether a frame of nbytes, and the next frame's word, fit into the ring. */
 static inline bool sr_ring_has_room(struct sr_ring_end *end, uint64_t nbytes)
 {
     const uint64_t needed = end->position + nbytes + SR_CACHE_LINE - end->nbytes;
-    if ((int64_t)(end->taken - needed) >= 0)
-        return true;
-    const uint64_t taken = sr_flag_load_ordered(&end->ring->taken.value);
-    if (end->position - taken > end->nbytes) /* invalid: a consumer cannot have taken more than was put in */
-        return false;
-    end->taken = taken;
-    return (int64_t)(taken - needed) >= 0;
+    return (int64_t)(end->taken - needed) >= 0 || (sr_ring_load_taken(end) && (int64_t)(end->taken - needed) >= 0);
 }
 
 /* Publish a frame whose data are in place; sr_ring_has_room has returned true. Pairs with sr_ring_has_frame. Old data
@@ -233,9 +237,9 @@ static inline void sr_ring_take(struct sr_ring_end *end, const struct sr_frame *
     const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
     const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
     if (dst != NULL && head->nbytes > 0)
-        sr_ring_copy(end, dst, end->bytes + begin, before_end, 0);
+        sr_ring_copy(end, dst, end->bytes + begin, before_end, end->stream);
     if (dst != NULL && before_end < head->nbytes)
-        sr_ring_copy(end, (char *)dst + before_end, end->bytes, head->nbytes - before_end, 0);
+        sr_ring_copy(end, (char *)dst + before_end, end->bytes, head->nbytes - before_end, end->stream);
     end->position += sr_ring_frame_nbytes(head->nbytes);
     if (end->position - end->taken >= end->nbytes / 4)
         sr_ring_publish_taken(end);

@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
-from .._core.path_trials cimport SIZE_CLASSES, Choice, next_path
+from .._core.path_trials cimport READ_IN_PLACE, SIZE_CLASSES, Choice, next_path
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -32,9 +32,10 @@ from .._p2p.matching cimport (
     open_ring, poll_messages, post_receive, post_send, receive_unexpected, stage_offers, status_of_peers, step_messages,
     withdraw, withdraw_all,
 )
+from .._p2p.message_path cimport LEAST_MEASURED_NBYTES, is_streamed
 from .._p2p.messages cimport (
-    ANY, COMPLETE, DAMAGED, LEAST_MEASURED_NBYTES, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage,
-    Wait, frame_tag, least_offered,
+    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait, frame_tag,
+    least_offered,
 )
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -316,19 +317,25 @@ cdef class Endpoint:
 
     # Return the paths of the next messages: {dest: {"private" or "shared": {least bytes of the class: path}}}.
     cdef dict chosen_paths(self):
+        cdef Peer *p
         cdef Choice *choice
+        cdef size_t nbytes
         cdef int rank, shared, at
         found = {}
         for rank in range(self.matching.size if self.matching.peer != NULL else 0):
-            if self.matching.peer[rank].choice == NULL:
-                continue
-            for shared in range(2):
-                names = ("ring", "zero_copy" if shared else "single_copy", "streamed_ring")   # by MessagePath
+            p = &self.matching.peer[rank]
+            for shared in range(2 if p.choice != NULL else 0):
                 for at in range(SIZE_CLASSES):
-                    choice = &self.matching.peer[rank].choice[shared][at]
-                    if choice.used:
-                        paths = found.setdefault(rank, {}).setdefault("shared" if shared else "private", {})
-                        paths[LEAST_MEASURED_NBYTES << at] = names[next_path(choice)]
+                    choice = &p.choice[shared][at]
+                    if not choice.used:
+                        continue
+                    nbytes = LEAST_MEASURED_NBYTES << at
+                    if next_path(choice) == READ_IN_PLACE:
+                        path = "zero_copy" if shared else "single_copy"
+                    else:
+                        path = "streamed_ring" if is_streamed(&self.engine.g, p, nbytes) else "ring"
+                    of_class = found.setdefault(rank, {}).setdefault("shared" if shared else "private", {})
+                    of_class[nbytes] = path
         return found
 
     cdef int number_receipt(self, Message *message) except -1:

@@ -17,6 +17,7 @@ MIB = 1 << 20
 NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the same meaning
 PAGE_NBYTES = 4096
 CACHED_SLOTS = 4  # WINDOW_SLOTS of placement.pxd: the slots of a large reduction that stays in the cache
+MOST_RANKS_WITH_LONG_RINGS = 4
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: the alignment of slots
 
 # Measured with 2 and 4 ranks on 2 cores of a Zen 4 EPYC: each number by the loads of its question in
@@ -33,7 +34,8 @@ DEFAULTS: dict[str, int] = {
     "exchange_nbytes": 256 * KIB,
     "stream_reduced_nbytes": 16 * MIB,
     "stream_in_place_nbytes": 32 * MIB,
-    "stream_out_nbytes": 16 * MIB,
+    "stream_out_nbytes": 8
+    * MIB,  # bench/peers/matrix.py: gather and all_to_all take 0.75 of the time, stream 0.7
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,  # bench/peers/peers.py: a reading of the clock is not seen from here on
     "single_copy_measured": 1,  # bench/peers/matrix.py, calls that move data; 0: shared arrays in place
@@ -217,6 +219,28 @@ def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
         nbytes = max(nbytes, table["depth"] * _slot_nbytes(table["chunk_nbytes"]), 2 * _slot_nbytes(largest))
         nbytes = max(nbytes, CACHED_SLOTS * _slot_nbytes(table["cached_chunk_nbytes"]))
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
+
+
+def message_ring_nbytes(nranks: int, system: str = "/sys/devices/system") -> int:
+    """Return the length of the ring from one rank to another, a power of two.
+
+    There is one for each pair of ranks, and few of them are used. Up to 4 ranks, a ring is twice as long as a
+    core's L2: a sender is slow to write lines that the receiver's L2 still holds. On a Zen 4 EPYC, 16 and 64
+    KiB there and back take 0.8 of the time of a ring half as long (bench/peers/matrix.py, ping_pong).
+    """
+    if nranks > MOST_RANKS_WITH_LONG_RINGS:
+        return 256 * KIB if nranks <= 8 else 64 * KIB if nranks <= 64 else 16 * KIB
+    twice_l2 = 1 << (2 * _l2_nbytes(system) - 1).bit_length()
+    return min(max(twice_l2, 1 * MIB), 4 * MIB)
+
+
+def _l2_nbytes(system: str) -> int:
+    """Return the size of the first CPU's L2, or a usual one if /sys does not say."""
+    try:
+        text = Path(system, "cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
+        return int(text.removesuffix("K")) * KIB
+    except (OSError, ValueError):
+        return 1 * MIB
 
 
 def _slot_nbytes(chunk_nbytes: int) -> int:

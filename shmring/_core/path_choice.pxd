@@ -11,14 +11,12 @@ from .group cimport (
     ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, Call, Group, is_moved, is_scan,
 )
 from .path_trials cimport (
-    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, WINDOW_CALLS, Choice, Timing, begin_choice, note_call, size_class,
+    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, Timing,
+    begin_choice, note_call, size_class,
 )
 
 
 cdef enum:
-    THROUGH_SLOTS = 0
-    READ_IN_PLACE = 1
-    BOTH_PATHS = 1 << THROUGH_SLOTS | 1 << READ_IN_PLACE
     LEAST_SHARED_NBYTES = 8 << 10     # of a piece in a shared array, ...
     LEAST_PRIVATE_NBYTES = 64 << 10   # ... and in a private one
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
@@ -53,9 +51,9 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
 
 
 # On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.
-cdef inline void begin_path(Choice *choice, bint shared) noexcept nogil:
+cdef inline void begin_path(const Group *g, Choice *choice, bint shared) noexcept nogil:
     begin_choice(choice, READ_IN_PLACE if shared else THROUGH_SLOTS, FIRST_SHARED_CALLS if shared else WINDOW_CALLS,
-                 CALL_GAPS)
+                 CALL_GAPS, g.ring_nbytes)
     choice.in_place = shared
 
 
@@ -67,5 +65,4 @@ cdef inline Timing timing_of(const Group *g, const Call *c) noexcept nogil:
 
 # The chooser: note a call that has ended.
 cdef inline void note_path(const Group *g, const Call *c, bint in_place) noexcept nogil:
-    note_call(c.choice, timing_of(g, c), BOTH_PATHS, READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns,
-              c.gap_ns)
+    note_call(c.choice, timing_of(g, c), READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns, c.gap_ns)

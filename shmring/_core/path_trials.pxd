@@ -1,7 +1,7 @@
 # Trials of the paths of calls or messages. Which path is fastest depends on what the caches hold and on how far apart
-# the cores are, so one rank measures: it times the calls of each class. From time to time it tries each other path for
-# a few calls, and keeps a faster one. The first trials come after a number of calls that the caller gives, the next
-# after 16 if the path has changed, and else after four times as many as before, up to 512. They come after a quarter of
+# the cores are, so one rank measures: it times the calls of each class. From time to time it tries the other path for a
+# few calls, and keeps it if it is faster. The first trial comes after a number of calls that the caller gives, the next
+# after 16 if the path has changed, and else after four times as many as before, up to 512. It comes after a quarter of
 # that if the calls of the present path have become a quarter faster or a third slower.
 
 from libc.stddef cimport size_t
@@ -11,11 +11,16 @@ from .segment cimport sr_now_ns
 
 
 cdef enum:
-    MOST_PATHS = 3
     SIZE_CLASSES = 16     # calls of about one length are a class
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
-    HOPELESS_CALLS = 6    # in a trial; they suffice if the other path takes a third longer
-    TRIED_CALLS = 12      # in a trial: the caches take eight calls of 16 MiB to adapt to the other path
+    # A trial takes so many calls, or so many bytes, but a few calls at least: the caches take eight calls of 16 MiB to
+    # adapt to the other path. Half of the calls suffice if that path takes a third longer, a quarter if twice as long.
+    TRIED_CALLS = 12
+    TRIED_NBYTES = 192 << 20
+    LEAST_TRIED_CALLS = 4
+    # Through slots or a ring, the first calls of a trial do not count: the lines are not yet in the sender's cache
+    # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays).
+    MOST_SETTLING_CALLS = 32
     MOST_INTERVAL = 512   # calls between trials, ...
     SOONER = 4            # ... or one in so many of them if something has changed
     ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
@@ -35,15 +40,22 @@ cdef enum Timing:
     MEAN_ON_SHARED_CPUS
 
 
+# The paths.
+cdef enum:
+    THROUGH_SLOTS    # or through a ring
+    READ_IN_PLACE
+
+
 # The measured path of the calls of one class. All but the first two are those of the rank that chooses.
 cdef struct Choice:
     bint used                  # there was such a call
     bint in_place              # of a collective: the path of the next call, as announced; 0: through slots
-    int best                   # the path that was fastest when last tried
-    int tried                  # in a trial: the path that is tried; else `best`
+    int best                   # the path that was faster when last tried
+    int tried                  # in a trial the other path; else `best`
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t most_gaps         # the time before a call counts up to so many times the time of the call
+    size_t lap_nbytes          # length of the slots or of the ring
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte
     uint64_t before            # the same, of the last window of the best path
@@ -59,11 +71,13 @@ cdef inline int size_class(size_t nbytes, size_t least) noexcept nogil:
 
 
 # Begin to measure a class. interval: calls before the first trial.
-cdef inline void begin_choice(Choice *choice, int path, uint32_t interval, uint32_t most_gaps) noexcept nogil:
+cdef inline void begin_choice(Choice *choice, int path, uint32_t interval, uint32_t most_gaps,
+                              size_t lap_nbytes) noexcept nogil:
     choice.used = True
     choice.best = choice.tried = path
     choice.interval = interval
     choice.most_gaps = most_gaps
+    choice.lap_nbytes = lap_nbytes
 
 
 # The path of the next call.
@@ -109,10 +123,9 @@ cdef inline uint64_t least_gain(Timing timing) noexcept nogil:
     return LEAST_MEAN_GAIN if timing == MEAN_CALL else LEAST_GAIN
 
 
-# Note a call that has ended. paths: one bit for each path that it could take. begin_ns: 0 if it was not timed. In a
-# trial the first call of a collective still takes the path announced before, and the second one follows a call of that
-# path, so neither counts.
-cdef inline void note_call(Choice *choice, Timing timing, uint32_t paths, int path, size_t nbytes, uint64_t begin_ns,
+# Note a call that has ended. begin_ns: 0 if it was not timed. In a trial the first call of a collective still takes the
+# path announced before, and the second one follows a call of that path, so neither counts.
+cdef inline void note_call(Choice *choice, Timing timing, int path, size_t nbytes, uint64_t begin_ns,
                            uint64_t gap_ns) noexcept nogil:
     cdef bint follows_timed = choice.ended_ns != NOT_TIMED
     choice.ended_ns = NOT_TIMED
@@ -123,15 +136,14 @@ cdef inline void note_call(Choice *choice, Timing timing, uint32_t paths, int pa
     choice.count += 1
     if choice.tried == choice.best:
         if choice.count % WINDOW_CALLS == 0:
-            end_window(choice, timing, paths)
-    elif choice.count == TRIED_CALLS or (choice.count == HOPELESS_CALLS and choice.timed > 0
-                                         and 3 * choice.time > 4 * choice.before):
-        end_trial(choice, least_gain(timing), paths)
+            end_window(choice, timing)
+    else:
+        step_trial(choice, timing, nbytes)
 
 
-# Begin trials if it is time for them. If ranks share CPUs, the times of two windows differ too much to say whether
+# Begin a trial if it is time for it. If ranks share CPUs, the times of two windows differ too much to say whether
 # something has changed.
-cdef inline void end_window(Choice *choice, Timing timing, uint32_t paths) noexcept nogil:
+cdef inline void end_window(Choice *choice, Timing timing) noexcept nogil:
     cdef bint is_faster = 4 * choice.time < 3 * choice.before
     cdef bint is_slower = 3 * choice.time > 4 * choice.before
     cdef bint is_known = choice.timed > 0 and choice.before != NOT_TIMED
@@ -140,28 +152,42 @@ cdef inline void end_window(Choice *choice, Timing timing, uint32_t paths) noexc
     if choice.timed > 0 and (is_due or not has_changed):
         choice.before = choice.time
     if is_due:
-        try_next_path(choice, paths)
+        choose(choice, 1 - choice.best)
     choice.timed = 0
 
 
-# End a trial: keep the path if it is faster, else try the next one.
-cdef inline void end_trial(Choice *choice, uint64_t gain, uint32_t paths) noexcept nogil:
+# After a call of a trial: end the trial if it is long enough, or hopeless.
+cdef inline void step_trial(Choice *choice, Timing timing, size_t nbytes) noexcept nogil:
+    cdef size_t calls_in_a_lap = choice.lap_nbytes // max(nbytes, <size_t> 1) if choice.tried == THROUGH_SLOTS else 0
+    cdef uint32_t settling = min(calls_in_a_lap, <size_t> MOST_SETTLING_CALLS)
+    cdef size_t fitting = TRIED_NBYTES // max(nbytes, <size_t> 1)
+    cdef uint32_t wanted = min(max(fitting, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
+    cdef bint takes_twice = choice.timed > 1 and choice.time > 2 * choice.before
+    cdef bint takes_a_third_more = choice.timed > 0 and 3 * choice.time > 4 * choice.before
+    if choice.count <= settling:
+        if takes_twice and 2 * choice.count >= settling:
+            end_trial(choice, least_gain(timing))
+        elif choice.count == settling:
+            choice.timed = 0
+    elif (choice.count >= settling + wanted or (takes_twice and choice.count >= settling + wanted // 4)
+            or (takes_a_third_more and choice.count >= settling + wanted // 2)):
+        end_trial(choice, least_gain(timing))
+
+
+# End a trial: keep the path if it is faster.
+cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
     if choice.timed > 0 and gain * choice.time < (gain - 1) * choice.before:
         choice.best = choice.tried
         choice.before = choice.time
         choice.interval = WINDOW_CALLS
-        choice.count = choice.timed = 0
-        return
-    try_next_path(choice, paths)
-    if choice.tried == choice.best:
+    else:
         choice.interval = min(4 * choice.interval, <uint32_t> MOST_INTERVAL)
+    choose(choice, choice.best)
 
 
-# The next path after the present one, in a circle that ends with the best one.
-cdef inline void try_next_path(Choice *choice, uint32_t paths) noexcept nogil:
-    cdef int path = (choice.tried + 1) % MOST_PATHS
-    while path != choice.best and not paths >> path & 1:
-        path = (path + 1) % MOST_PATHS
+# Take a path from the next call on.
+cdef inline void choose(Choice *choice, int path) noexcept nogil:
+    if path != choice.tried:
+        choice.ended_ns = NOT_TIMED   # the next call follows one of the other path
     choice.tried = path
     choice.count = choice.timed = 0
-    choice.ended_ns = NOT_TIMED   # the next call follows one of another path

@@ -9,7 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .descriptor cimport descriptor
-from .group cimport MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split, piece_for
+from .group cimport BROADCAST, MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split, piece_for
 from .segment cimport SR_CACHE_LINE, sr_prefetch_for_write, sr_tuning
 from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items
 
@@ -179,6 +179,8 @@ cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
         return c.out_nbytes >= g.tuning.stream_in_place_nbytes
     if is_folded(c) and not is_scan(c):
         return c.out_nbytes >= g.tuning.stream_reduced_nbytes
+    if c.kind == BROADCAST:   # each rank has one array: the caches hold longer ones
+        return c.out_nbytes >= 2 * g.tuning.stream_out_nbytes
     return c.out_nbytes >= g.tuning.stream_out_nbytes
 
 

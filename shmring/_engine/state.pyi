@@ -35,17 +35,16 @@ MEANWHILE: str  # end of the text if a second thread ends or replaces the commun
 KEY_NBYTES: int
 
 def control_nbytes(nranks: int) -> int: ...
-def message_ring_nbytes(nranks: int) -> int: ...
-def segment_nbytes(nranks: int, ring_nbytes: int, message_nbytes: int = 0) -> int: ...
+def segment_nbytes(nranks: int, ring_nbytes: int, message_ring_nbytes: int) -> int: ...
 def format_segment(
     address: int,
     nranks: int,
     ring_nbytes: int,
+    message_ring_nbytes: int,
     *,
     tuning: Sequence[Mapping[str, int]],
     forced_path: int = 0,
     first_seq: int = 0,
-    message_nbytes: int = 0,
     key: bytes = ...,
 ) -> None: ...
 def header_of(address: int) -> _Header: ...

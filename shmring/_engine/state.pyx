@@ -76,21 +76,17 @@ def control_nbytes(int nranks):
     return sr_layout_control_nbytes(nranks)
 
 
-def message_ring_nbytes(int nranks):
-    """Return the default length of one message ring. There is one for each pair of ranks, and few of them are used."""
-    return 1 << (20 if nranks <= 4 else 18 if nranks <= 8 else 16 if nranks <= 64 else 14)
-
-
-def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_nbytes=0):
+def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes):
     """Return the bytes of a whole segment, the staging buffers and the message rings included."""
-    return sr_layout_segment_nbytes(nranks, ring_nbytes, message_nbytes or message_ring_nbytes(nranks))
+    return sr_layout_segment_nbytes(nranks, ring_nbytes, message_ring_nbytes)
 
 
-def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning, int forced_path=0,
-                   uint64_t first_seq=0, size_t message_nbytes=0, bytes key=bytes(SR_KEY_NBYTES)):
+def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, size_t message_ring_nbytes, *, tuning,
+                   int forced_path=0, uint64_t first_seq=0, bytes key=bytes(SR_KEY_NBYTES)):
     """Write the first values of the header and the lanes into zeroed memory, before another process maps it.
 
-    tuning: the tables for near and for far cores; the header keeps the values that the engine reads. key: secret.
+    ring_nbytes: the length of a staging buffer; message_ring_nbytes: of a message ring. tuning: the tables for near and
+    for far cores; the header keeps the values that the engine reads. key: secret.
     """
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
@@ -104,7 +100,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, *, tuning,
         header.tuning[i] = tuning[i]
     header.first_seq = first_seq
     memcpy(header.key, <const char *> key, SR_KEY_NBYTES)
-    header.message_ring_nbytes = message_nbytes or message_ring_nbytes(nranks)
+    header.message_ring_nbytes = message_ring_nbytes
     for rank in range(nranks):
         lane = sr_layout_lane(header, rank)
         for which in range(SR_PROGRESSES):

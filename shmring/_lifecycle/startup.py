@@ -255,9 +255,8 @@ def _share_segment(local_sockets: LocalSockets, settings: Settings, deadline: De
 def _create_segment(size: int, settings: Settings) -> int:
     tables = thresholds.tables(settings, size)
     ring_nbytes = thresholds.ring_nbytes(tables, size)
-    fd = segments.create(
-        segment_nbytes(size, ring_nbytes, settings.message_ring_nbytes), kind=settings.segment
-    )
+    message_ring_nbytes = settings.message_ring_nbytes or thresholds.message_ring_nbytes(size)
+    fd = segments.create(segment_nbytes(size, ring_nbytes, message_ring_nbytes), kind=settings.segment)
     try:
         segments.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
         mapping = segments.Mapping(fd, control_nbytes(size))
@@ -265,10 +264,10 @@ def _create_segment(size: int, settings: Settings) -> int:
             mapping.address,
             size,
             ring_nbytes,
+            message_ring_nbytes,
             forced_path=_FORCED_DISTANCES.get(settings.path, 0),
             tuning=tables,
             first_seq=settings.first_seq,
-            message_nbytes=settings.message_ring_nbytes,
             key=os.urandom(KEY_NBYTES),
         )
         mapping.close()

@@ -11,6 +11,7 @@ from .._core.group cimport (
     ABORTED, BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, check_liveness,
     peer_status, runs_here,
 )
+from .._core.path_trials cimport READ_IN_PLACE, THROUGH_SLOTS
 from .._core.segment cimport (
     SR_NO_ABORT, SR_PAGE, sr_flag_load, sr_flag_load_ordered, sr_flag_set, sr_flag_swap, sr_flag_take, sr_header,
     sr_lane, sr_layout_message_ring_offset, sr_now_ns, sr_pause, sr_time_away, sr_waitset, sr_waitset_watch, sr_yield,
@@ -34,11 +35,11 @@ from .._transport.channel cimport (
     sr_channels_step, sr_channels_wake,
 )
 from .messages cimport (
-    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, IN_PLACE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE,
-    NO_OFFER, OFFERED, OTHER_ITEMS, STAGED, STREAMED_THROUGH_RING, THROUGH_RING, TOO_LONG, TO_BE_READ, UNMATCHED,
-    Failure, Matching, Message, Peer, UnexpectedMessage, Wait, frame_tag, is_probe_for,
+    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE,
+    NO_OFFER, OFFERED, OTHER_ITEMS, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
+    UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
-from .message_path cimport begin_send, note_send, ring_path
+from .message_path cimport begin_send, measure_distance, note_send, set_first_distance
 from .offers cimport push_offer, step_offer
 
 cdef enum:
@@ -93,7 +94,8 @@ cdef bint unlink(Message **first, Message **last, Message *message) noexcept nog
 
 
 cdef void unlink_receive(Matching *m, Message *message) noexcept nogil:
-    unlink(&m.first_receive, &m.last_receive, message)
+    if unlink(&m.first_receive, &m.last_receive, message):
+        m.posted_nbytes -= message.nbytes
 
 
 cdef void unlink_send(Matching *m, Message *message) noexcept nogil:
@@ -338,6 +340,8 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     else:
         m.last_receive.next = message
     m.last_receive = message
+    m.posted_nbytes += message.nbytes
+    message.posted_nbytes = m.posted_nbytes
 
 
 # ---- messages to the own rank ---------------------------------------------------------------------------------------
@@ -365,8 +369,9 @@ cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
         return sr_channel_push(m.channels, p.channel, &message.out)
     if not message.has_begun:
         begin_send(m, p, message)
-    p.out.stream = (ring_path(m.g, message) if message.path == IN_PLACE else message.path) == STREAMED_THROUGH_RING
-    if message.path == IN_PLACE and message.offering != STAGED:
+    elif message.out.offset > 0:
+        measure_distance(m.g, p, message)
+    if message.path == READ_IN_PLACE and message.offering != STAGED:
         status = push_offer(p, message)
     else:
         status = sr_ring_push(&p.out, &message.out)
@@ -386,8 +391,8 @@ cdef void stage_offers(Matching *m) noexcept nogil:
         message = p.first_send
         while message != NULL:
             message.has_place = False   # of those that have not begun
-            if message.path == IN_PLACE and message.offering == NOT_OFFERED:   # there was no room for the offer
-                message.path = THROUGH_RING
+            if message.path == READ_IN_PLACE and message.offering == NOT_OFFERED:   # there was no room for the offer
+                message.path = THROUGH_SLOTS
             message.offered_ns = 0
             message = message.next
     step_sends(m)
@@ -509,10 +514,17 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     p.unexpected = unexpected
     p.receiver = NULL
     p.receiving = True
+    p.inward.stream = 0
     p.incoming.data = unexpected.data
     p.incoming.nbytes = unexpected.nbytes
     p.incoming.offset = 0
     p.reading = TO_BE_READ if unexpected.is_offered else NO_OFFER
+
+
+# True if the caches do not hold the receives that are posted at about the same time. Streaming stores then save a load
+# of each line.
+cdef inline bint is_streamed_out(const Matching *m, const Message *message, size_t nbytes) noexcept nogil:
+    return max(message.posted_nbytes, nbytes + m.posted_nbytes) >= m.g.tuning.stream_out_nbytes
 
 
 # Begin to receive the next message of the source if a receive matches it.
@@ -544,6 +556,7 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     p.incoming.nbytes = head.message_nbytes
     p.incoming.offset = 0
     p.reading = TO_BE_READ if head.flags & SR_FRAME_OFFER else NO_OFFER
+    p.inward.stream = p.channel == NULL and is_streamed_out(m, message, head.message_nbytes)
     message.state = MOVING
     message.failure = failure_of(message)
     if message.failure != NO_FAILURE:
@@ -612,6 +625,7 @@ cdef void open_ring(Matching *m, int receiver) noexcept nogil:
     cdef sr_lane *lane = m.g.lane[p.lane]
     open_end(m, &p.out, m.g.rank, p.lane, p.lane)
     sr_ring_format(p.out.ring, p.out.position)
+    set_first_distance(m.g, p)
     sr_flag_mark(&lane.p2p_senders[m.g.rank // 64], <uint64_t> 1 << (m.g.rank % 64), &lane.p2p_event)
 
 

@@ -1,50 +1,90 @@
 # The path of a message to a rank of this host: through the ring, which copies twice, or in place, copied once. Two
 # copies are not always slower: memory that the sender has just written comes out of its caches more slowly than a ring,
-# and is slow to write again once another core has read it. On some processors streaming stores into the ring are faster
-# between far cores, and slower between near ones. The sender chooses by trials (path_trials.pxd): it alone knows how
-# long it takes to write the next message.
+# and is slow to write again once another core has read it. The sender chooses by trials (path_trials.pxd): it alone
+# knows how long it takes to write the next message.
+#
+# On some processors the sender writes the ring by streaming stores, which are faster between far cores, and slower
+# between near ones.
 
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Group
 from .._core.path_trials cimport (
-    MEAN_CALL, MEAN_ON_SHARED_CPUS, WINDOW_CALLS, Choice, begin_choice, is_timed, next_path, note_call, size_class,
+    MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, begin_choice, is_timed,
+    next_path, note_call, size_class,
 )
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
+from .._core.spsc_ring cimport sr_ring_load_taken
 from .messages cimport (
-    IN_PLACE, LEAST_MEASURED_NBYTES, STREAMED_THROUGH_RING, THROUGH_RING, Matching, Message, MessagePath, Peer,
+    LEAST_STREAMED_NBYTES, Matching, Message, Peer,
 )
 
 
 cdef enum:
+    LEAST_MEASURED_NBYTES = 2 << 10
     # A send through the ring takes a small part of the time until the receiver has answered (bench/peers/matrix.py,
     # ping_pong of 4 KiB).
     SEND_GAPS = 32
+    # A load of a word that another core has stored takes 10 to 40 ns between near cores of an EPYC, and 100 to 130 ns
+    # between far ones.
+    FAR_LOAD_NS = 65
+    MOST_FAR_LOADS = 3
+    SOME_FAR_LOADS = 2
 
+
+# ---- the distance to the receiver ------------------------------------------------------------------------------------
+
+# The first messages are sent as the calls so far have measured the distance.
+cdef inline void set_first_distance(const Group *g, Peer *p) noexcept nogil:
+    p.far_loads = MOST_FAR_LOADS if g.far else 0
+    p.distance_at = p.out.position
+
+
+# True if the receiver's core is far away. One load counts little: an interrupt makes it slow.
+cdef inline bint is_far(const Group *g, const Peer *p) noexcept nogil:
+    return g.far if g.header.forced_path else p.far_loads >= SOME_FAR_LOADS
+
+
+# Measure the distance again, since virtual CPUs move: time the load of a word that the receiver stores whenever it has
+# taken a quarter of the ring. The first two readings of the clock tell how long a reading takes.
+cdef inline void measure_distance(const Group *g, Peer *p, const Message *message) noexcept nogil:
+    cdef uint64_t passed = p.out.position - p.distance_at
+    cdef uint64_t before_ns, begin_ns, took_ns
+    if message.nbytes < g.tuning.far_stream_nbytes or passed < p.out.nbytes // 4:
+        return
+    if message.out.offset == 0 and passed > p.out.nbytes:   # since then the word may have left all caches
+        p.distance_at = p.out.position
+        return
+    before_ns = sr_now_ns()
+    begin_ns = sr_now_ns()
+    if not sr_ring_load_taken(&p.out):   # the receiver has not stored it, so it may be in this core's cache
+        return
+    took_ns = sr_now_ns() - begin_ns
+    p.distance_at = p.out.position
+    if took_ns > FAR_LOAD_NS + (begin_ns - before_ns):
+        p.far_loads = min(p.far_loads + 1, <int> MOST_FAR_LOADS)
+    else:
+        p.far_loads = max(p.far_loads - 1, 0)
+
+
+# True if messages of this length are written into the ring by streaming stores.
+cdef inline bint is_streamed(const Group *g, const Peer *p, size_t nbytes) noexcept nogil:
+    return nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> LEAST_STREAMED_NBYTES) and is_far(g, p)
+
+
+# ---- the path --------------------------------------------------------------------------------------------------------
 
 # Return the choice for messages of a length, in shared or private memory.
 cdef inline Choice *choice_of(Peer *p, const Message *message) noexcept nogil:
-    cdef bint shared = message.has_place and message.block != SR_PRIVATE
-    return &p.choice[shared][size_class(message.nbytes, LEAST_MEASURED_NBYTES)]
-
-
-# True if streaming stores into the ring are used between far cores for a message of this length.
-cdef inline bint may_stream(const Group *g, const Message *message) noexcept nogil:
-    return message.nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> LEAST_MEASURED_NBYTES)
-
-
-# The path through the ring for the distance of the cores that calls have measured last, or that the user has fixed.
-cdef inline MessagePath ring_path(const Group *g, const Message *message) noexcept nogil:
-    return STREAMED_THROUGH_RING if g.far and may_stream(g, message) else THROUGH_RING
+    return &p.choice[message.block != SR_PRIVATE][size_class(message.nbytes, LEAST_MEASURED_NBYTES)]
 
 
 # The path of the first messages of a class. If the user has fixed the path of calls that move data (SHMRING_CHUNK,
 # SHMRING_PATH or SHMRING_SINGLE_COPY), it is the path of all messages.
-cdef inline MessagePath first_path(const Group *g, const Message *message) noexcept nogil:
-    if message.has_place and (g.tuning.single_copy_measured or message.block != SR_PRIVATE
-                              or message.nbytes >= g.tuning.single_copy_nbytes):
-        return IN_PLACE
-    return ring_path(g, message)
+cdef inline int first_path(const Group *g, const Message *message) noexcept nogil:
+    if message.has_place and (message.block != SR_PRIVATE or message.nbytes >= g.tuning.single_copy_nbytes):
+        return READ_IN_PLACE
+    return THROUGH_SLOTS
 
 
 # Begin a send that is the first to the peer: choose its path.
@@ -52,17 +92,15 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
     cdef Choice *choice
     message.has_begun = True
     message.path = first_path(m.g, message)
-    if not m.g.tuning.single_copy_measured or not (message.has_place or may_stream(m.g, message)):
+    measure_distance(m.g, p, message)
+    p.out.stream = is_streamed(m.g, p, message.nbytes)
+    if not message.has_place or not m.g.tuning.single_copy_measured:
         return
-    message.paths = (1 << THROUGH_RING | message.has_place << IN_PLACE
-                     | may_stream(m.g, message) << STREAMED_THROUGH_RING)
     choice = choice_of(p, message)
     if not choice.used:
-        begin_choice(choice, message.path, WINDOW_CALLS, SEND_GAPS)
-    if not message.paths >> next_path(choice) & 1:   # its class has longer messages that may take another path
-        return
+        begin_choice(choice, message.path, WINDOW_CALLS, SEND_GAPS, m.ring_nbytes)
     message.choice = choice
-    message.path = <MessagePath> next_path(choice)
+    message.path = next_path(choice)
     if is_timed(choice, message.nbytes):
         message.begin_ns = sr_now_ns()
         message.gap_ns = message.begin_ns - choice.ended_ns
@@ -70,5 +108,5 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
 
 # Note the time of a message that has been sent.
 cdef inline void note_send(Matching *m, Message *message) noexcept nogil:
-    note_call(message.choice, MEAN_ON_SHARED_CPUS if m.g.oversubscribed else MEAN_CALL, message.paths, message.path,
-              message.nbytes, message.begin_ns, message.gap_ns)
+    note_call(message.choice, MEAN_ON_SHARED_CPUS if m.g.oversubscribed else MEAN_CALL, message.path, message.nbytes,
+              message.begin_ns, message.gap_ns)

@@ -40,13 +40,6 @@ cdef enum Outcome:    # result of a step, besides PROGRESSED and BLOCKED of Stat
     DAMAGED           # the ring of matching.unmatched_source holds invalid data
 
 
-# The path of a message to a rank of this host.
-cdef enum MessagePath:
-    THROUGH_RING          # the sender copies it into a ring, and the receiver out of it
-    IN_PLACE              # the sender offers it: the receiver copies it from where it lies, see offer.h
-    STREAMED_THROUGH_RING   # the sender writes the ring by streaming stores
-
-
 # The progress of an offer. If the receiver comes late and the ring has room, or if it cannot read that memory, the
 # message goes through the ring.
 cdef enum Offering:
@@ -75,15 +68,15 @@ cdef struct Message:
     uint32_t came_tag
     uint64_t came_kind
     size_t came_nbytes
+    size_t posted_nbytes     # room of all posted receives, with this one, when it was posted
     bint takes               # a matched probe: it takes the message, so that no receive or probe finds it
     UnexpectedMessage *taken   # the message that it took; or that this receive gets, instead of any other
     sr_outgoing out          # only for a send, as all that follow
     bint has_place           # the receiver may copy it from `place` in `block`
     uint64_t place
     uint64_t block
-    bint has_begun           # its path is chosen, among these:
-    MessagePath path
-    uint32_t paths           # one bit for each
+    bint has_begun           # its path is chosen:
+    int path                 # THROUGH_SLOTS: through the ring; READ_IN_PLACE: the sender offers it, see offer.h
     Choice *choice           # of its class of messages; NULL: its path is not measured
     uint64_t begin_ns        # when it began; 0: it is not timed
     uint64_t gap_ns          # time since the message before it of its class
@@ -111,7 +104,7 @@ cdef struct UnexpectedMessage:
 
 
 cdef enum:
-    LEAST_MEASURED_NBYTES = 2 << 10   # SR_RING_COPY_NBYTES of spsc_ring.h: shorter messages are never streamed
+    LEAST_STREAMED_NBYTES = 2 << 10   # SR_RING_COPY_NBYTES of spsc_ring.h
     SHARED_TO_PRIVATE = 4   # shared arrays are offered from a quarter on: reading them needs no system call
 
 
@@ -132,6 +125,8 @@ cdef struct Peer:
     int lane                 # local rank; -1: the peer is on another host, and
     sr_channel *channel      # ... this channel replaces the rings; NULL for a peer of this host
     sr_ring_end out          # to the peer; open unless out.ring is NULL
+    int far_loads            # see is_far
+    uint64_t distance_at     # position of `out` when the distance was last measured
     sr_ring_end inward       # from the peer; open once the peer is among the sources
     Message *first_send      # in order; only the first one is being sent
     Message *last_send
@@ -175,6 +170,7 @@ cdef struct Matching:
     int nunmatched           # number of sends that wait for nothing but their receipt
     Message *first_receive   # posted and not begun, in order; includes probes
     Message *last_receive
+    size_t posted_nbytes     # room of all of these
     UnexpectedMessage *first_unexpected       # in order of arrival
     UnexpectedMessage *last_unexpected
     Message *completed       # complete messages that have an owner

@@ -68,7 +68,7 @@ cdef inline bint copy_offered(Matching *m, Peer *p, size_t nbytes) noexcept nogi
         sr_yield()
     there = shared_address(g, p.block, p.lane, place, nbytes)
     if there != NULL:
-        copy_from_far(g, to, there, nbytes, p.incoming.nbytes >= g.tuning.stream_out_nbytes)
+        copy_from_far(g, to, there, nbytes, p.inward.stream)
     sr_flag_set(&g.blocks_lock, 0)
     return there != NULL
 

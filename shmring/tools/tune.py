@@ -128,8 +128,11 @@ QUESTIONS = (
     ),
     Question(
         "stream_out_nbytes",
-        (*(n * MIB for n in (4, 12, 16, 24, 48)), thresholds.NEVER),
-        _private("scan", 8 * MIB, 32 * MIB, 64 * MIB),
+        (*(n * MIB for n in (4, 8, 12, 16, 24, 48)), thresholds.NEVER),
+        lambda n: [
+            *_private("scan", 8 * MIB, 32 * MIB)(n),
+            *(Load("all_gather", nbytes // n) for nbytes in (8 * MIB, 32 * MIB)),
+        ],
     ),
     Question(
         "single_copy_scatter_nbytes",
@@ -250,6 +253,8 @@ def _beside(question: Question) -> dict[str, int]:
     """Return other thresholds that force messages onto the path that the question concerns."""
     if question.name in ("chunk_nbytes", "depth", "exchange_nbytes"):  # thresholds of the staging buffer
         return {"cached_most_nbytes": 0, "single_copy_measured": 0, "single_copy_nbytes": thresholds.NEVER}
+    if question.name == "stream_out_nbytes":  # the kernel does not use it in single copies
+        return {"single_copy_measured": 0, "single_copy_nbytes": thresholds.NEVER}
     if question.name == "single_copy_scatter_nbytes":  # has no effect on a scatter that is measured
         return {"single_copy_measured": 0}
     return {}

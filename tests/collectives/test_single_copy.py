@@ -242,8 +242,9 @@ def test_ranks_try_both_paths_and_agree_on_one(world_of, kind, size):
     assert others == [first] * (size - 1)
     taken, chosen = first
     assert sum(taken.values()) == TRIED + 1
-    # A trial is over after 6 calls or 12. The call after it still takes its path, the first one does not yet.
-    assert taken["single_copy"] in (6, 12)
+    # A trial is over after 4 calls, after 6 to 11 or after 12: its second half ends once it is hopeless. The
+    # call after it still takes its path, the first one does not yet.
+    assert 4 <= taken["single_copy"] <= 12
     assert chosen.keys() == {kind}
     assert chosen[kind].keys() == {1 << 17}
     assert chosen[kind][1 << 17] in ("slots", "single_copy")
@@ -287,7 +288,7 @@ def test_a_rank_that_alone_gives_data_tries_both_paths(world_of, kind, size, cho
     assert len({tuple(paths) for paths, _ in found}) == 1
     paths, _ = found[0]
     assert "single_copy" not in paths[:16]
-    assert set(paths[17:22]) == {"single_copy"}  # the trial is announced by the call before
+    assert set(paths[17:20]) == {"single_copy"}  # the trial is announced by the call before
     for rank, (_, chosen) in enumerate(found):
         assert chosen.keys() == ({kind} if rank == chooser else set())
 

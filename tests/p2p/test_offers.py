@@ -107,25 +107,32 @@ def test_stats_have_the_paths_of_messages_by_destination_and_size(world_of):
         assert world_of(2, **settings)(send_by_size) == [{}, {}]
 
 
-STREAMING = 2048
+def send_windows(comm, streaming):
+    """Each rank sends arrays of many lengths at once, from and to places in the middle of a line."""
+    counts = [0, 1, 63, 64, 2047, 2048, 2049, 16_384, 16_385, 40_000, 70_001, 300_000]
+    x, rooms = np.arange(300_009, dtype="u2").view("u1")[1:], [np.zeros(n + 9, "u1") for n in counts]
+    for turn in range(12):
+        places = [room[turn % 9 :][:n] for room, n in zip(rooms, counts, strict=True)]
+        receives = [comm.irecv(place, 1 - comm.rank) for place in places]
+        sends = [comm.isend(x[turn:][:n], 1 - comm.rank) for n in counts]
+        for transfer in receives + sends:
+            transfer.wait()
+        for place, n in zip(places, counts, strict=True):
+            assert (place == x[turn:][:n]).all()
+            place[:] = 0
+    names = comm.stats()["chosen_paths_of_messages"].get(1 - comm.rank, {}).get("private", {}).values()
+    assert set(names) <= {"ring", "single_copy", "streamed_ring"}
+    assert comm.stats()["messages_in_place"] == 0 or not streaming
 
 
-def send_streamed(comm):
-    """The receiver checks every byte."""
-    x, y, seen = np.zeros(3000, "u1"), np.zeros(3000, "u1"), set()
-    for turn in range(100):
-        x[:] = turn
-        comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
-        assert (y == turn).all()
-        seen.add(comm.stats()["chosen_paths_of_messages"][1 - comm.rank]["private"][STREAMING])
-    return seen
-
-
-def test_stores_for_near_and_for_far_cores_are_tried(world_of, tmp_path):
+@pytest.mark.parametrize("ring", [4096, 1 << 21])
+@pytest.mark.parametrize("path", ["far", "near", "auto"])
+def test_streaming_stores_into_and_out_of_the_ring(world_of, tmp_path, path, ring):
     table = tmp_path / "tuning.json"
-    tuning_table.save(table, {2: {"any": {"far_stream_nbytes": STREAMING}}}, thresholds.LIMITS)
-    for seen in world_of(2, SHMRING_TUNING=str(table))(send_streamed):
-        assert seen == {"ring", "streamed_ring"}
+    streaming = {"far_stream_nbytes": 64, "stream_out_nbytes": 64 << 10}
+    tuning_table.save(table, {2: {"any": streaming}}, thresholds.LIMITS)
+    ranks = world_of(2, SHMRING_TUNING=str(table), SHMRING_PATH=path, SHMRING_MESSAGE_RING=ring)
+    ranks(send_windows, path != "auto")
 
 
 # ---- every call -------------------------------------------------------------------------------------------
@@ -353,12 +360,25 @@ def count_in_place(comm, number):
     return counts
 
 
-def test_other_paths_are_tried_after_sixteen_messages(world_of):
+def test_the_other_path_is_tried_after_sixteen_messages(world_of, tmp_path):
     """The ring has no room for these messages, so none is late."""
     skip_unless_allowed(world_of)
-    counts = world_of(2, SHMRING_MESSAGE_RING=8192)(count_in_place, 60)[1]
+    table = tmp_path / "tuning.json"
+    tuning_table.save(table, {2: {"any": {"single_copy_nbytes": 1 << 16}}}, thresholds.LIMITS)
+    counts = world_of(2, SHMRING_MESSAGE_RING=8192, SHMRING_TUNING=str(table))(count_in_place, 60)[1]
     assert counts[:16] == list(range(1, 17))
-    assert counts[16:22] == [16] * 6  # so many messages are tried at least
+    assert counts[16:19] == [16] * 3  # so many messages are tried at least
+    ring_first = world_of(2, SHMRING_MESSAGE_RING=8192, SHMRING_TUNING=str(never(tmp_path)))
+    counts = ring_first(count_in_place, 60)[1]
+    assert counts[:16] == [0] * 16
+    assert counts[16:19] == [1, 2, 3]
+
+
+def never(folder):
+    """Return a table by which private arrays take single copies only where that is measured."""
+    table = folder / "never.json"
+    tuning_table.save(table, {2: {"any": {"single_copy_nbytes": thresholds.NEVER}}}, thresholds.LIMITS)
+    return table
 
 
 def be_late(comm, sent_path):

@@ -258,6 +258,9 @@ def test_the_module_is_the_command():
 # ---- damage -----------------------------------------------------------------------------------------------
 
 
+MESSAGE_RING_NBYTES = 1 << 16
+
+
 class Damaged:
     """A segment of this process as rank 0 begins it, with other bytes in it."""
 
@@ -265,9 +268,9 @@ class Damaged:
         tuned = tables(Settings(tuning="none"), nranks)
         ring = ring_nbytes(tuned, nranks)
         self.control_nbytes = control_nbytes(nranks)
-        self.fd = segments.create(segment_nbytes(nranks, ring), kind=kind)
+        self.fd = segments.create(segment_nbytes(nranks, ring, MESSAGE_RING_NBYTES), kind=kind)
         mapping = segments.Mapping(self.fd, self.control_nbytes)
-        format_segment(mapping.address, nranks, ring, tuning=tuned)
+        format_segment(mapping.address, nranks, ring, MESSAGE_RING_NBYTES, tuning=tuned)
         mapping.close()
 
     def __enter__(self):
