@@ -51,17 +51,22 @@ static inline bool sr_ring_is_valid_length(uint64_t nbytes)
     return nbytes >= SR_RING_LEAST_NBYTES && (nbytes & (nbytes - 1)) == 0;
 }
 
+/* Set the length of the pieces of later messages. A frame and the next frame's word take at most half of the ring. The
+   consumer publishes `taken` every quarter of the ring, so the producer always finds room in the end. */
+static inline void sr_ring_set_piece(struct sr_ring_end *end, size_t nbytes)
+{
+    const size_t most_nbytes = end->nbytes / 2 - 2 * SR_CACHE_LINE;
+    end->piece_nbytes = nbytes < most_nbytes ? nbytes : most_nbytes;
+}
+
 static inline void sr_ring_open_end(struct sr_ring_end *end, struct sr_ring *ring, void *bytes, uint64_t nbytes,
                                     uint64_t first, struct sr_event *event, sr_ring_copy_fn *copy, size_t piece_nbytes)
 {
-    /* A frame and the next frame's word take at most half of the ring. The consumer publishes `taken` every quarter of
-       the ring, so the producer always finds room in the end. */
-    const size_t most_nbytes = nbytes / 2 - 2 * SR_CACHE_LINE;
     memset(end, 0, sizeof *end);
     end->ring = ring;
     end->bytes = bytes;
     end->nbytes = nbytes;
-    end->piece_nbytes = piece_nbytes < most_nbytes ? piece_nbytes : most_nbytes;
+    sr_ring_set_piece(end, piece_nbytes);
     end->position = end->taken = first;
     end->event = event;
     end->copy = copy;

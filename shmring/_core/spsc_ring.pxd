@@ -101,6 +101,7 @@ cdef extern from "spsc_ring.h" nogil:
     void sr_ring_format(sr_ring *, uint64_t first)
     uint64_t sr_ring_frame_nbytes(size_t nbytes)
     uint64_t sr_ring_message_nbytes(const sr_ring_end *, uint64_t nbytes)
+    void sr_ring_set_piece(sr_ring_end *, size_t nbytes)
     bint sr_ring_load_taken(sr_ring_end *)
     bint sr_ring_has_room(sr_ring_end *, uint64_t nbytes)
     void sr_ring_put(sr_ring_end *, const sr_frame *, const void *data)

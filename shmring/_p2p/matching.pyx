@@ -39,12 +39,10 @@ from .messages cimport (
     NO_OFFER, OFFERED, OTHER_ITEMS, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
     UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
-from .message_path cimport begin_send, measure_distance, note_send, set_first_distance
+from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, note_send, set_first_distance
 from .offers cimport push_offer, step_offer
 
 cdef enum:
-    # Measured with bench/peers/peers.py --call ping_pong: one piece is sent while the previous one is received.
-    PIECE_NBYTES = 16384
     RECEIPT_SHIFT = 48   # in nbytes_and_receipt: a message is shorter than 2**48 bytes
     STEPS_AT_ONCE = 64       # with progress, before the clock is read
     STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
@@ -616,7 +614,7 @@ cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int 
     cdef unsigned char *head = <unsigned char *> header + offset
     sr_ring_open_end(end, <sr_ring *> head, head + SR_PAGE, m.ring_nbytes,
                      sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].p2p_event, m.g.kernels.copy,
-                     PIECE_NBYTES)
+                     USUAL_PIECE_NBYTES)
 
 
 # Format the ring to a rank of this host, whose pages are populated, and notify that rank.

@@ -14,7 +14,7 @@ from .._core.path_trials cimport (
     next_path, note_call, size_class,
 )
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
-from .._core.spsc_ring cimport sr_ring_load_taken
+from .._core.spsc_ring cimport sr_ring_load_taken, sr_ring_set_piece
 from .messages cimport (
     LEAST_STREAMED_NBYTES, Matching, Message, Peer,
 )
@@ -72,6 +72,22 @@ cdef inline bint is_streamed(const Group *g, const Peer *p, size_t nbytes) noexc
     return nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> LEAST_STREAMED_NBYTES) and is_far(g, p)
 
 
+# ---- pieces ----------------------------------------------------------------------------------------------------------
+
+cdef enum:   # bench/peers/matrix.py, ping_pong and stream
+    LEAST_PIECE_NBYTES = 4 << 10
+    USUAL_PIECE_NBYTES = 16 << 10
+    LONG_PIECE_NBYTES = 32 << 10
+    LONG_NBYTES = 512 << 10
+
+
+# The length of the pieces of a message in the ring: the receiver copies one while the sender copies the next one.
+cdef inline size_t piece_nbytes_of(size_t nbytes) noexcept nogil:
+    if nbytes >= LONG_NBYTES:
+        return LONG_PIECE_NBYTES
+    return min(max(nbytes // 4 // LEAST_PIECE_NBYTES, <size_t> 1) * LEAST_PIECE_NBYTES, <size_t> USUAL_PIECE_NBYTES)
+
+
 # ---- the path --------------------------------------------------------------------------------------------------------
 
 # Return the choice for messages of a length, in shared or private memory.
@@ -93,6 +109,7 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
     message.has_begun = True
     message.path = first_path(m.g, message)
     measure_distance(m.g, p, message)
+    sr_ring_set_piece(&p.out, piece_nbytes_of(message.nbytes))
     p.out.stream = is_streamed(m.g, p, message.nbytes)
     if not message.has_place or not m.g.tuning.single_copy_measured:
         return
