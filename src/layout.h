@@ -338,18 +338,19 @@ enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABO
    hold for all ranks, since all ranks must choose alike. */
 struct sr_tuning {
     uint64_t small_nbytes;            /* up to this sum over the other ranks' messages, each rank folds everything */
-    uint64_t far_stream_nbytes;       /* from here on far cores stage with streaming stores; messages try them */
+    uint64_t far_stream_nbytes;       /* from here on far cores stage, and send messages, with streaming stores */
     uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
     uint64_t chunk_nbytes;            /* chunk of a larger message */
     uint64_t exchange_nbytes;         /* chunk of a call without a reduced chunk that would be copied */
     uint64_t stream_reduced_nbytes;   /* results of reductions out of place from here on bypass the cache */
     uint64_t stream_in_place_nbytes;  /* in place, from here on */
-    uint64_t stream_out_nbytes;       /* results of scans out of place, and what is moved, from here on */
+    uint64_t stream_out_nbytes;       /* results of scans out of place, what is moved, and receives, from here on */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
     uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd, and the
                                          sender of a message: message_path.pxd */
-    uint64_t single_copy_nbytes;      /* elsewhere: pieces from here on are read from private memory, ... */
+    uint64_t single_copy_nbytes;      /* elsewhere, and in the first messages of a class: pieces from here on are read
+                                         from private memory, ... */
     uint64_t single_copy_scatter_nbytes; /* ... in a scatter: the length of all pieces together, ... */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
     uint64_t cached_chunk_nbytes;     /* chunk of a message between far cores that uses few slots, ... */

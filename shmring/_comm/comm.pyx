@@ -863,8 +863,8 @@ cdef class Comm(Messages):
             class in bytes, the path of the next call with private or shared arrays, as far as this rank knows. One rank
             has chosen it by measurement (docs/explanation/algorithms.md). `chosen_paths_of_messages`: by destination,
             by "private" or "shared", and by size class, the path of the next message, which this rank chose: "ring",
-            "streamed_ring" (between far cores), "single_copy" or "zero_copy". Shared arrays that are too short for one
-            copy count as private.
+            "streamed_ring" (a ring between far cores), "single_copy" or "zero_copy". Messages that are too short for
+            one copy are not listed, as their path is not chosen.
             `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
             `isa`: the instruction set of the kernels.
 

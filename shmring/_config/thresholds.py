@@ -34,8 +34,7 @@ DEFAULTS: dict[str, int] = {
     "exchange_nbytes": 256 * KIB,
     "stream_reduced_nbytes": 16 * MIB,
     "stream_in_place_nbytes": 32 * MIB,
-    "stream_out_nbytes": 8
-    * MIB,  # bench/peers/matrix.py: gather and all_to_all take 0.75 of the time, stream 0.7
+    "stream_out_nbytes": 8 * MIB,  # bench/peers/matrix.py: a gather and an all_to_all take 0.75 of the time
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,  # bench/peers/peers.py: a reading of the clock is not seen from here on
     "single_copy_measured": 1,  # bench/peers/matrix.py, calls that move data; 0: shared arrays in place
@@ -53,7 +52,8 @@ DEFAULTS: dict[str, int] = {
 #   and reading its out 0.97 and 0.87. With 3, 4 and 8 ranks on 2 cores 4 MiB take 0.81 to 0.95. What is only
 #   moved takes 0.84 to 0.97 from 8 to 16 MiB, but with writing and reading 1.02 to 1.11.
 # - Single copies gain, most with huge pages. An all_to_all of 16 MiB takes 0.64 of the time with huge pages,
-#   else 0.75. Where ranks measure which way is faster, the sizes here have no effect: path_choice.pxd.
+#   else 0.75. Where ranks measure which way is faster, the sizes here hold for the first messages at most:
+#   path_choice.pxd, message_path.pxd.
 # - A message of 16 KiB and back takes half of the time by a single copy, if it was not written before; of
 #   8 KiB as long as through the ring. Beyond that size the sender measures which way is faster, so this is
 #   not tuned.

@@ -17,9 +17,9 @@ cdef enum:
     # adapt to the other path. Half of the calls suffice if that path takes a third longer, a quarter if twice as long.
     TRIED_CALLS = 12
     TRIED_NBYTES = 192 << 20
-    LEAST_TRIED_CALLS = 4
+    LEAST_TRIED_CALLS = 6
     # Through slots or a ring, the first calls of a trial do not count: the lines are not yet in the sender's cache
-    # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays).
+    # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). Half of them suffice if they take thrice as long.
     MOST_SETTLING_CALLS = 32
     MOST_INTERVAL = 512   # calls between trials, ...
     SOONER = 4            # ... or one in so many of them if something has changed
@@ -56,6 +56,7 @@ cdef struct Choice:
     uint32_t interval          # calls between two trials
     uint32_t most_gaps         # the time before a call counts up to so many times the time of the call
     size_t lap_nbytes          # length of the slots or of the ring
+    uint32_t settling, wanted  # calls of this trial that do not count, and those after them that do
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte
     uint64_t before            # the same, of the last window of the best path
@@ -158,20 +159,28 @@ cdef inline void end_window(Choice *choice, Timing timing) noexcept nogil:
 
 # After a call of a trial: end the trial if it is long enough, or hopeless.
 cdef inline void step_trial(Choice *choice, Timing timing, size_t nbytes) noexcept nogil:
-    cdef size_t calls_in_a_lap = choice.lap_nbytes // max(nbytes, <size_t> 1) if choice.tried == THROUGH_SLOTS else 0
-    cdef uint32_t settling = min(calls_in_a_lap, <size_t> MOST_SETTLING_CALLS)
-    cdef size_t fitting = TRIED_NBYTES // max(nbytes, <size_t> 1)
-    cdef uint32_t wanted = min(max(fitting, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
-    cdef bint takes_twice = choice.timed > 1 and choice.time > 2 * choice.before
-    cdef bint takes_a_third_more = choice.timed > 0 and 3 * choice.time > 4 * choice.before
-    if choice.count <= settling:
-        if takes_twice and 2 * choice.count >= settling:
+    cdef bint takes_thrice, takes_twice, takes_a_third_more
+    if choice.count == 1:
+        begin_trial(choice, max(nbytes, <size_t> 1))
+    takes_thrice = choice.timed > 1 and choice.time > 3 * choice.before
+    takes_twice = choice.timed > 1 and choice.time > 2 * choice.before
+    takes_a_third_more = choice.timed > 1 and 3 * choice.time > 4 * choice.before
+    if choice.count < choice.settling:
+        if takes_thrice and 2 * choice.count >= choice.settling:
             end_trial(choice, least_gain(timing))
-        elif choice.count == settling:
-            choice.timed = 0
-    elif (choice.count >= settling + wanted or (takes_twice and choice.count >= settling + wanted // 4)
-            or (takes_a_third_more and choice.count >= settling + wanted // 2)):
+    elif choice.count == choice.settling:
+        choice.timed = 0
+    elif (choice.count >= choice.settling + choice.wanted
+            or (takes_twice and choice.count >= choice.settling + choice.wanted // 4)
+            or (takes_a_third_more and choice.count >= choice.settling + choice.wanted // 2)):
         end_trial(choice, least_gain(timing))
+
+
+# Set the length of a trial from that of its first call.
+cdef inline void begin_trial(Choice *choice, size_t nbytes) noexcept nogil:
+    cdef size_t calls_in_a_lap = choice.lap_nbytes // nbytes if choice.tried == THROUGH_SLOTS else 0
+    choice.settling = min(calls_in_a_lap, <size_t> MOST_SETTLING_CALLS)
+    choice.wanted = min(max(TRIED_NBYTES // nbytes, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
 
 
 # End a trial: keep the path if it is faster.

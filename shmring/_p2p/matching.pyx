@@ -43,6 +43,7 @@ from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, not
 from .offers cimport push_offer, step_offer
 
 cdef enum:
+    SHORT_RECEIVES = 16   # so many receives at once may be written by streaming stores, but not more and shorter ones
     RECEIPT_SHIFT = 48   # in nbytes_and_receipt: a message is shorter than 2**48 bytes
     STEPS_AT_ONCE = 64       # with progress, before the clock is read
     STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
@@ -338,8 +339,8 @@ cdef void post_receive(Matching *m, Message *message) noexcept nogil:
     else:
         m.last_receive.next = message
     m.last_receive = message
+    message.beside_nbytes = m.posted_nbytes
     m.posted_nbytes += message.nbytes
-    message.posted_nbytes = m.posted_nbytes
 
 
 # ---- messages to the own rank ---------------------------------------------------------------------------------------
@@ -519,10 +520,11 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     p.reading = TO_BE_READ if unexpected.is_offered else NO_OFFER
 
 
-# True if the caches do not hold the receives that are posted at about the same time. Streaming stores then save a load
-# of each line.
+# True if the caches do not hold the message and the receives that are posted beside it. Streaming stores then save a
+# load of each line. The caller may need a short message at once, whatever else is posted.
 cdef inline bint is_streamed_out(const Matching *m, const Message *message, size_t nbytes) noexcept nogil:
-    return max(message.posted_nbytes, nbytes + m.posted_nbytes) >= m.g.tuning.stream_out_nbytes
+    cdef uint64_t least = m.g.tuning.stream_out_nbytes
+    return nbytes >= least // SHORT_RECEIVES and nbytes + max(message.beside_nbytes, m.posted_nbytes) >= least
 
 
 # Begin to receive the next message of the source if a receive matches it.

@@ -14,10 +14,8 @@ from .._core.path_trials cimport (
     next_path, note_call, size_class,
 )
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
-from .._core.spsc_ring cimport sr_ring_load_taken, sr_ring_set_piece
-from .messages cimport (
-    LEAST_STREAMED_NBYTES, Matching, Message, Peer,
-)
+from .._core.spsc_ring cimport SR_RING_COPY_NBYTES, sr_ring_load_taken, sr_ring_set_piece
+from .messages cimport Matching, Message, Peer
 
 
 cdef enum:
@@ -28,6 +26,7 @@ cdef enum:
     # A load of a word that another core has stored takes 10 to 40 ns between near cores of an EPYC, and 100 to 130 ns
     # between far ones.
     FAR_LOAD_NS = 65
+    SLOWEST_CLOCK_NS = 100   # with a slower clock the time of a load says nothing
     MOST_FAR_LOADS = 3
     SOME_FAR_LOADS = 2
 
@@ -50,7 +49,7 @@ cdef inline bint is_far(const Group *g, const Peer *p) noexcept nogil:
 cdef inline void measure_distance(const Group *g, Peer *p, const Message *message) noexcept nogil:
     cdef uint64_t passed = p.out.position - p.distance_at
     cdef uint64_t before_ns, begin_ns, took_ns
-    if message.nbytes < g.tuning.far_stream_nbytes or passed < p.out.nbytes // 4:
+    if message.nbytes < g.tuning.far_stream_nbytes or g.header.forced_path or passed < p.out.nbytes // 4:
         return
     if message.out.offset == 0 and passed > p.out.nbytes:   # since then the word may have left all caches
         p.distance_at = p.out.position
@@ -61,6 +60,8 @@ cdef inline void measure_distance(const Group *g, Peer *p, const Message *messag
         return
     took_ns = sr_now_ns() - begin_ns
     p.distance_at = p.out.position
+    if begin_ns - before_ns > SLOWEST_CLOCK_NS:
+        return
     if took_ns > FAR_LOAD_NS + (begin_ns - before_ns):
         p.far_loads = min(p.far_loads + 1, <int> MOST_FAR_LOADS)
     else:
@@ -69,7 +70,7 @@ cdef inline void measure_distance(const Group *g, Peer *p, const Message *messag
 
 # True if messages of this length are written into the ring by streaming stores.
 cdef inline bint is_streamed(const Group *g, const Peer *p, size_t nbytes) noexcept nogil:
-    return nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> LEAST_STREAMED_NBYTES) and is_far(g, p)
+    return nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> SR_RING_COPY_NBYTES) and is_far(g, p)
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
@@ -82,8 +83,8 @@ cdef enum:   # bench/peers/matrix.py, ping_pong and stream
 
 
 # The length of the pieces of a message in the ring: the receiver copies one while the sender copies the next one.
-cdef inline size_t piece_nbytes_of(size_t nbytes) noexcept nogil:
-    if nbytes >= LONG_NBYTES:
+cdef inline size_t piece_nbytes_of(const Peer *p, size_t nbytes) noexcept nogil:
+    if nbytes >= LONG_NBYTES and p.out.nbytes >= 8 * LONG_PIECE_NBYTES:
         return LONG_PIECE_NBYTES
     return min(max(nbytes // 4 // LEAST_PIECE_NBYTES, <size_t> 1) * LEAST_PIECE_NBYTES, <size_t> USUAL_PIECE_NBYTES)
 
@@ -109,7 +110,7 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
     message.has_begun = True
     message.path = first_path(m.g, message)
     measure_distance(m.g, p, message)
-    sr_ring_set_piece(&p.out, piece_nbytes_of(message.nbytes))
+    sr_ring_set_piece(&p.out, piece_nbytes_of(p, message.nbytes))
     p.out.stream = is_streamed(m.g, p, message.nbytes)
     if not message.has_place or not m.g.tuning.single_copy_measured:
         return

@@ -68,7 +68,7 @@ cdef struct Message:
     uint32_t came_tag
     uint64_t came_kind
     size_t came_nbytes
-    size_t posted_nbytes     # room of all posted receives, with this one, when it was posted
+    size_t beside_nbytes     # room of the receives that were posted when this one was
     bint takes               # a matched probe: it takes the message, so that no receive or probe finds it
     UnexpectedMessage *taken   # the message that it took; or that this receive gets, instead of any other
     sr_outgoing out          # only for a send, as all that follow
@@ -104,7 +104,6 @@ cdef struct UnexpectedMessage:
 
 
 cdef enum:
-    LEAST_STREAMED_NBYTES = 2 << 10   # SR_RING_COPY_NBYTES of spsc_ring.h
     SHARED_TO_PRIVATE = 4   # shared arrays are offered from a quarter on: reading them needs no system call
 
 
