@@ -237,8 +237,8 @@ def message_ring_nbytes(nranks: int, system: str = "/sys/devices/system") -> int
 def _l2_nbytes(system: str) -> int:
     """Return the size of the first CPU's L2, or a usual one if /sys does not say."""
     try:
-        text = Path(system, "cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
-        return int(text.removesuffix("K")) * KIB
+        text = Path(system, "cpu/cpu0/cache/index2/size").read_bytes().strip()  # text would import a codec
+        return int(text.removesuffix(b"K")) * KIB
     except (OSError, ValueError):
         return 1 * MIB
 
