@@ -17,7 +17,6 @@ MIB = 1 << 20
 NEVER = 1 << 40  # as a lower bound: never used; an upper bound of 0 has the same meaning
 PAGE_NBYTES = 4096
 CACHED_SLOTS = 4  # WINDOW_SLOTS of placement.pxd: the slots of a large reduction that stays in the cache
-MOST_RANKS_WITH_LONG_RINGS = 4
 LINE_NBYTES = 128  # SR_LINE of src/layout.h: the alignment of slots
 
 # Measured with 2 and 4 ranks on 2 cores of a Zen 4 EPYC: each number by the loads of its question in
@@ -228,7 +227,7 @@ def message_ring_nbytes(nranks: int, system: str = "/sys/devices/system") -> int
     core's L2: a sender is slow to write lines that the receiver's L2 still holds. On a Zen 4 EPYC, 16 and 64
     KiB there and back take 0.8 of the time of a ring half as long (bench/peers/matrix.py, ping_pong).
     """
-    if nranks > MOST_RANKS_WITH_LONG_RINGS:
+    if nranks > 4:
         return 256 * KIB if nranks <= 8 else 64 * KIB if nranks <= 64 else 16 * KIB
     twice_l2 = 1 << (2 * _l2_nbytes(system) - 1).bit_length()
     return min(max(twice_l2, 1 * MIB), 4 * MIB)

@@ -29,7 +29,6 @@ cdef extern from "layout.h" nogil:
     cdef enum:
         SR_FRAME_FIRST, SR_FRAME_CUT, SR_FRAME_OFFER
         SR_RING_LEAST_NBYTES
-        SR_RING_COPY_NBYTES
         SR_QUEUE_MAGIC
         SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES
         SR_PRODUCER, SR_CONSUMER

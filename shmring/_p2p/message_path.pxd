@@ -14,12 +14,12 @@ from .._core.path_trials cimport (
     next_path, note_call, size_class,
 )
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
-from .._core.spsc_ring cimport SR_RING_COPY_NBYTES, sr_ring_load_taken, sr_ring_set_piece
+from .._core.spsc_ring cimport sr_ring_load_taken, sr_ring_set_piece
 from .messages cimport Matching, Message, Peer
 
 
 cdef enum:
-    LEAST_MEASURED_NBYTES = 2 << 10
+    LEAST_MEASURED_NBYTES = 2 << 10   # begin of the first size class
     # A send through the ring takes a small part of the time until the receiver has answered (bench/peers/matrix.py,
     # ping_pong of 4 KiB).
     SEND_GAPS = 32
@@ -68,9 +68,9 @@ cdef inline void measure_distance(const Group *g, Peer *p, const Message *messag
         p.far_loads = max(p.far_loads - 1, 0)
 
 
-# True if messages of this length are written into the ring by streaming stores.
+# True if messages of this length are written into the ring by streaming stores, but for short pieces (sr_ring_copy).
 cdef inline bint is_streamed(const Group *g, const Peer *p, size_t nbytes) noexcept nogil:
-    return nbytes >= max(g.tuning.far_stream_nbytes, <uint64_t> SR_RING_COPY_NBYTES) and is_far(g, p)
+    return nbytes >= g.tuning.far_stream_nbytes and is_far(g, p)
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------

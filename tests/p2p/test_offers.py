@@ -364,25 +364,18 @@ def count_in_place(comm, number):
     return counts
 
 
-def test_the_other_path_is_tried_after_sixteen_messages(world_of, tmp_path):
+@pytest.mark.parametrize(
+    ("single_copy_nbytes", "first", "tried"),  # three messages are tried at least
+    [(1 << 16, list(range(1, 17)), [16, 16, 16]), (thresholds.NEVER, [0] * 16, [1, 2, 3])],
+)
+def test_the_other_path_is_tried_after_sixteen_messages(world_of, tmp_path, single_copy_nbytes, first, tried):
     """The ring has no room for these messages, so none is late."""
     skip_unless_allowed(world_of)
     table = tmp_path / "tuning.json"
-    tuning_table.save(table, {2: {"any": {"single_copy_nbytes": 1 << 16}}}, thresholds.LIMITS)
+    tuning_table.save(table, {2: {"any": {"single_copy_nbytes": single_copy_nbytes}}}, thresholds.LIMITS)
     counts = world_of(2, SHMRING_MESSAGE_RING=8192, SHMRING_TUNING=str(table))(count_in_place, 60)[1]
-    assert counts[:16] == list(range(1, 17))
-    assert counts[16:19] == [16] * 3  # so many messages are tried at least
-    ring_first = world_of(2, SHMRING_MESSAGE_RING=8192, SHMRING_TUNING=str(never(tmp_path)))
-    counts = ring_first(count_in_place, 60)[1]
-    assert counts[:16] == [0] * 16
-    assert counts[16:19] == [1, 2, 3]
-
-
-def never(folder):
-    """Return a table by which private arrays take single copies only where that is measured."""
-    table = folder / "never.json"
-    tuning_table.save(table, {2: {"any": {"single_copy_nbytes": thresholds.NEVER}}}, thresholds.LIMITS)
-    return table
+    assert counts[:16] == first
+    assert counts[16:19] == tried
 
 
 def be_late(comm, sent_path):
