@@ -41,6 +41,7 @@ DEFAULTS: dict[str, int] = {
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,  # as single_copy_nbytes
     "single_copy_message_nbytes": 64 * KIB,  # bench/peers/matrix.py, ping_pong
+    "message_ring_nbytes": 2 * MIB,  # as single_copy_message_nbytes
     "chain_nbytes": NEVER,
 }
 # Values that differ, by the first word of the processor's name. Measured with 2 and 4 ranks on 2 cores of a
@@ -56,6 +57,8 @@ DEFAULTS: dict[str, int] = {
 # - A message of 16 KiB and back takes half of the time by a single copy, if it was not written before; of
 #   8 KiB as long as through the ring. Beyond that size the sender measures which way is faster, so this is
 #   not tuned.
+# - With rings of 4 MiB a message of 4 KiB and back takes a tenth longer than with rings of 1 MiB, and sixteen
+#   messages of 1 MiB too. On the EPYC, 16 and 64 KiB there and back take 0.8 of the time in rings of 2 MiB.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -70,6 +73,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_most_nbytes": 16 * MIB,
         "single_copy_message_nbytes": 16 * KIB,
+        "message_ring_nbytes": 1 * MIB,
     },
 }
 # Values for at least this many ranks, on any processor ("") or on one kind. Measured on 2 cores of that
@@ -85,9 +89,12 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
 #   reduces a slice: this takes 0.7 of the time with 8 ranks at 4 KiB and with 5 ranks at 8 KiB, and 0.6 with
 #   16 ranks at 1 KiB.
 #   In a small reduce only the root reads the arrays, and that is faster up to 64 KiB.
+# There is a message ring for each pair of ranks, and few of them are used, so those of many ranks are short.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},
-    ("", 5): {"chain_nbytes": 128 * KIB},
+    ("", 5): {"chain_nbytes": 128 * KIB, "message_ring_nbytes": 256 * KIB},
+    ("", 9): {"message_ring_nbytes": 64 * KIB},
+    ("", 65): {"message_ring_nbytes": 16 * KIB},
     ("Intel(R)", 3): {
         "one_chunk_nbytes": 384 * KIB,
         "single_copy_nbytes": 64 * KIB,
@@ -218,28 +225,6 @@ def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
         nbytes = max(nbytes, table["depth"] * _slot_nbytes(table["chunk_nbytes"]), 2 * _slot_nbytes(largest))
         nbytes = max(nbytes, CACHED_SLOTS * _slot_nbytes(table["cached_chunk_nbytes"]))
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
-
-
-def message_ring_nbytes(nranks: int, system: str = "/sys/devices/system") -> int:
-    """Return the length of the ring from one rank to another, a power of two.
-
-    There is one for each pair of ranks, and few of them are used. Up to 4 ranks, a ring is twice as long as a
-    core's L2: a sender is slow to write lines that the receiver's L2 still holds. On a Zen 4 EPYC, 16 and 64
-    KiB there and back take 0.8 of the time of a ring half as long (bench/peers/matrix.py, ping_pong).
-    """
-    if nranks > 4:
-        return 256 * KIB if nranks <= 8 else 64 * KIB if nranks <= 64 else 16 * KIB
-    twice_l2 = 1 << (2 * _l2_nbytes(system) - 1).bit_length()
-    return min(max(twice_l2, 1 * MIB), 4 * MIB)
-
-
-def _l2_nbytes(system: str) -> int:
-    """Return the size of the first CPU's L2, or a usual one if /sys does not say."""
-    try:
-        text = Path(system, "cpu/cpu0/cache/index2/size").read_bytes().strip()  # text would import a codec
-        return int(text.removesuffix(b"K")) * KIB
-    except (OSError, ValueError):
-        return 1 * MIB
 
 
 def _slot_nbytes(chunk_nbytes: int) -> int:

@@ -110,6 +110,8 @@ cdef struct Group:
     uint64_t stall_ns, report_due_ns   # how long a wait may last without a report (0: for ever); time of the next one
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from this size on
     bint single_copy           # every rank can read the private memory of every other rank
+    const void *read_at        # the array of this rank that was last offered for a single copy, ...
+    uint64_t read_ns           # ... and the time of that call
     Choice[2][CHOICE_KINDS][SIZE_CLASSES] choice   # first of private arrays, then of shared ones
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step

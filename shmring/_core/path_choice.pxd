@@ -18,7 +18,7 @@ from .path_trials cimport (
 
 cdef enum:
     LEAST_SHARED_NBYTES = 8 << 10     # of a piece in a shared array, ...
-    LEAST_PRIVATE_NBYTES = 64 << 10   # ... and in a private one
+    LEAST_PRIVATE_NBYTES = 32 << 10   # ... and in a private one
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
     CALL_GAPS = 4
     NOBODY = -1

@@ -1,8 +1,9 @@
 # Trials of the paths of calls or messages. Which path is fastest depends on what the caches hold and on how far apart
 # the cores are, so one rank measures: it times the calls of each class. From time to time it tries the other path for a
 # few calls, and keeps it if it is faster. The first trial comes after a number of calls that the caller gives, the next
-# after 16 if the path has changed, and else after four times as many as before, up to 512. It comes after a quarter of
-# that if the calls of the present path have become a quarter faster or a third slower.
+# after 16 if the path has changed, and else after four times as many as before, until trials take a sixtieth of the
+# time. It comes after a quarter of that if the calls of the present path have become a quarter faster or a third
+# slower.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -21,7 +22,9 @@ cdef enum:
     # Through slots or a ring, the first calls of a trial do not count: the lines are not yet in the sender's cache
     # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). Half of them suffice if they take thrice as long.
     MOST_SETTLING_CALLS = 32
-    MOST_INTERVAL = 512   # calls between trials, ...
+    LEAST_INTERVAL = 128   # calls between trials, at last
+    MOST_INTERVAL = 2048
+    CALLS_PER_LOST = 64   # so many of them for each call of the usual path that a trial has cost, ...
     SOONER = 4            # ... or one in so many of them if something has changed
     ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
     LEAST_GAIN = 32       # bench/peers/matrix.py, as the next two and the calls above
@@ -185,13 +188,20 @@ cdef inline void begin_trial(Choice *choice, size_t nbytes) noexcept nogil:
 
 # End a trial: keep the path if it is faster.
 cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
+    cdef uint64_t lost_calls = 0   # what the trial has cost
     if choice.timed > 0 and gain * choice.time < (gain - 1) * choice.before:
         choice.best = choice.tried
         choice.before = choice.time
         choice.interval = WINDOW_CALLS
     else:
-        choice.interval = min(4 * choice.interval, <uint32_t> MOST_INTERVAL)
+        if choice.timed > 0 and choice.time > choice.before > 0:
+            lost_calls = choice.count * (choice.time - choice.before) // choice.before
+        choice.interval = min(4 * choice.interval, most_interval(lost_calls))
     choose(choice, choice.best)
+
+
+cdef inline uint32_t most_interval(uint64_t lost_calls) noexcept nogil:
+    return max(min(lost_calls * CALLS_PER_LOST, <uint64_t> MOST_INTERVAL), <uint64_t> LEAST_INTERVAL)
 
 
 # Take a path from the next call on.

@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t, uintptr_t
 
 from .group cimport ALL_GATHER, ALL_TO_ALL, SCATTER, Call, Group, is_moved, may_be_read_in_place
-from .segment cimport sr_liveness_task, sr_single_copy
+from .segment cimport sr_liveness_task, sr_now_ns, sr_single_copy
 
 
 # True for calls in which single copies of long pieces are the faster path most of the time: no byte is copied by two
@@ -32,11 +32,23 @@ cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes
             and (c.kind == SCATTER or nbytes <= g.tuning.single_copy_most_nbytes))
 
 
+cdef enum:
+    LEAST_REMAP_NS = 50000   # in less time no program frees an array and gets memory of a device at the same address
+
+
 # True if the kernel can read this array at all: it cannot read memory that a device has mapped, such as memory that the
-# driver of a GPU has pinned. The rank tries it on itself, which takes a third of a microsecond.
+# driver of a GPU has pinned. The rank tries it on itself, which takes a third of a microsecond, unless other ranks have
+# just read the same array.
 cdef inline bint can_be_read(Group *g, const void *array) noexcept nogil:
     cdef char first = 0
-    return sr_single_copy(sr_liveness_task(&g.me.liveness), &first, <uintptr_t> array, 1) == 0
+    cdef uint64_t now_ns = sr_now_ns()
+    if array == g.read_at and now_ns - g.read_ns < LEAST_REMAP_NS:
+        g.read_ns = now_ns
+        return True
+    if sr_single_copy(sr_liveness_task(&g.me.liveness), &first, <uintptr_t> array, 1) != 0:
+        return False
+    g.read_at, g.read_ns = array, now_ns
+    return True
 
 
 # True if other ranks should read this rank's arrays by single copies.

@@ -27,8 +27,8 @@ from tests.collectives.test_single_copy import (
 MOVING = ("broadcast", "scatter", "gather", "all_gather", "all_to_all", "exscan")
 GIVEN_BY_ONE = ("broadcast", "scatter", "gather", "exscan")  # between two ranks
 SPLIT = ("scatter", "all_to_all")
-# Numbers of float64: around 64 KiB, from which pieces are measured, and several steps of 1 MiB.
-LENGTHS = (8_000, 8_191, 8_192, 20_000, 140_001, 300_000)
+# Numbers of float64: around 32 KiB, from which pieces are measured, and several steps of 1 MiB.
+LENGTHS = (4_000, 4_095, 4_096, 20_000, 140_001, 300_000)
 LONG = 4 << 20  # a number of float64; a signal comes in the middle of such a long call
 LONG_CLASS = 32 << 20
 

@@ -147,14 +147,15 @@ def test_input_memory_may_be_read_only_or_untouched(world_of):
     assert world_of(3, **FROM_64_BYTES)(read_only_pages) == [(0.0, COUNT * 6.0)] * 3
 
 
+def page_with_the_time():
+    """Return the kernel's page with the time, which no other process may read."""
+    line = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[vvar]" in line)
+    return np.frombuffer((ctypes.c_char * 4096).from_address(int(line.partition("-")[0], 16)), "u1")
+
+
 def mapped_by_the_kernel(comm, kind):
-    """Give, on rank 0, a page that no other process may read: the kernel's page with the time."""
     size = comm.size
-    x = np.zeros(4096, "u1")
-    if comm.rank == 0:
-        line = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[vvar]" in line)
-        page = (ctypes.c_char * 4096).from_address(int(line.partition("-")[0], 16))
-        x = np.frombuffer(page, "u1")
+    x = page_with_the_time() if comm.rank == 0 else np.zeros(4096, "u1")
     if kind == "all_to_all":
         comm.all_to_all(x)
     else:
@@ -166,6 +167,26 @@ def mapped_by_the_kernel(comm, kind):
 @pytest.mark.parametrize("kind", ["all_to_all", "all_to_all_v"])
 def test_memory_that_the_kernel_cannot_read_uses_slots(world_of, kind):
     assert "single_copy" not in world_of(2, **FROM_64_BYTES)(mapped_by_the_kernel, kind)[1:]
+
+
+def alternately_readable(comm):
+    """The test of an array that was just read is not repeated: it must not hold for another array."""
+    readable, unreadable = np.arange(4096).astype("u1"), page_with_the_time()
+    paths = set()
+    for _ in range(20):
+        for x in (readable, readable, unreadable):
+            given = x if comm.rank == 0 else readable
+            found = comm.all_to_all(given)
+            assert x is unreadable or (found.reshape(2, -1) == readable.reshape(2, -1)[comm.rank]).all()
+            paths.add((x is readable, comm.stats()["path"]))
+    return paths
+
+
+@pytest.mark.skipif("[vvar]" not in Path("/proc/self/maps").read_text(), reason="there is no such page")
+def test_arrays_are_tested_one_by_one(world_of):
+    for paths in world_of(2, **FROM_64_BYTES)(alternately_readable):
+        assert (True, "single_copy") in paths
+        assert (False, "single_copy") not in paths
 
 
 def swapped_in_place(comm):

@@ -1,33 +1,22 @@
-"""Sizes that depend on the machine."""
+"""Sizes that depend on the processor and on the number of ranks."""
 
 import pytest
 
-from shmring._config.thresholds import message_ring_nbytes
+from shmring._config import thresholds, tuning_table
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("size", "nbytes"),
-    [
-        ("1024K", 2 * MIB),
-        ("2048K", 4 * MIB),
-        ("1280K", 4 * MIB),
-        ("4096K", 4 * MIB),
-        ("256K", 1 * MIB),
-        ("512K", 1 * MIB),
-        ("0K", 1 * MIB),
-        ("1M", 2 * MIB),
-        ("", 2 * MIB),
-        (None, 2 * MIB),
-    ],
+    ("model", "nbytes"), [("AMD EPYC 9R14", 2 * MIB), ("Intel(R) Xeon(R) Processor", 1 * MIB), ("", 2 * MIB)]
 )
-def test_few_ranks_have_message_rings_of_twice_the_l2(tmp_path, size, nbytes):
-    cache = tmp_path / "cpu/cpu0/cache/index2"
-    cache.mkdir(parents=True)
-    if size is not None:
-        (cache / "size").write_text(size + "\n")
-    assert [message_ring_nbytes(nranks, str(tmp_path)) for nranks in (2, 4)] == [nbytes] * 2
-    assert message_ring_nbytes(5, str(tmp_path)) == 256 << 10
-    assert message_ring_nbytes(64, str(tmp_path)) == 64 << 10
-    assert message_ring_nbytes(1000, str(tmp_path)) == 16 << 10
+def test_message_rings_depend_on_the_processor_among_few_ranks(monkeypatch, model, nbytes):
+    monkeypatch.setattr(tuning_table, "cpu_model", lambda: model)
+
+    def lengths(*sizes):
+        return [thresholds.built_in(size)["message_ring_nbytes"] for size in sizes]
+
+    assert lengths(1, 2, 4) == [nbytes] * 3
+    assert lengths(5, 8) == [256 * KIB] * 2
+    assert lengths(9, 64) == [64 * KIB] * 2
+    assert lengths(65, 1000) == [16 * KIB] * 2
