@@ -52,13 +52,14 @@ DEFAULTS: dict[str, int] = {
 #   and reading its out 0.97 and 0.87. With 3, 4 and 8 ranks on 2 cores 4 MiB take 0.81 to 0.95. What is only
 #   moved takes 0.84 to 0.97 from 8 to 16 MiB, but with writing and reading 1.02 to 1.11.
 # - Single copies gain, most with huge pages. An all_to_all of 16 MiB takes 0.64 of the time with huge pages,
-#   else 0.75. Where ranks measure which way is faster, the sizes here hold for the first messages at most:
-#   path_choice.pxd, message_path.pxd.
+#   else 0.75. Where ranks measure which way is faster, the sizes here do not hold: path_choice.pxd,
+#   message_path.pxd.
 # - A message of 16 KiB and back takes half of the time by a single copy, if it was not written before; of
 #   8 KiB as long as through the ring. Beyond that size the sender measures which way is faster, so this is
 #   not tuned.
-# - With rings of 4 MiB a message of 4 KiB and back takes a tenth longer than with rings of 1 MiB, and sixteen
-#   messages of 1 MiB too. On the EPYC, 16 and 64 KiB there and back take 0.8 of the time in rings of 2 MiB.
+# - In rings of 4 MiB a message of 4 KiB and back takes a tenth longer than in rings of 256 KiB to 1 MiB. In
+#   rings of 1 MiB sixteen messages of 4 MiB take up to a fifth longer than in rings of 512 KiB. On the EPYC,
+#   16 and 64 KiB there and back take 0.8 of the time in rings of 2 MiB.
 OF_PROCESSOR: dict[str, dict[str, int]] = {
     "Intel(R)": {
         "small_nbytes": 64 * KIB,
@@ -73,7 +74,7 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
         "single_copy_scatter_nbytes": 1 * MIB,
         "single_copy_most_nbytes": 16 * MIB,
         "single_copy_message_nbytes": 16 * KIB,
-        "message_ring_nbytes": 1 * MIB,
+        "message_ring_nbytes": 512 * KIB,
     },
 }
 # Values for at least this many ranks, on any processor ("") or on one kind. Measured on 2 cores of that

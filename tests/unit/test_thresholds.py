@@ -8,7 +8,8 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("model", "nbytes"), [("AMD EPYC 9R14", 2 * MIB), ("Intel(R) Xeon(R) Processor", 1 * MIB), ("", 2 * MIB)]
+    ("model", "nbytes"),
+    [("AMD EPYC 9R14", 2 * MIB), ("Intel(R) Xeon(R) Processor", 512 * KIB), ("", 2 * MIB)],
 )
 def test_message_rings_depend_on_the_processor_among_few_ranks(monkeypatch, model, nbytes):
     monkeypatch.setattr(tuning_table, "cpu_model", lambda: model)
