@@ -24,7 +24,7 @@ WARM_UP_TRIES = 12
 # The least warm-up, whichever ends first. shmring chooses some paths by measurement: the first calls of a
 # cell take those of the cell before, in which the input may have been written before every call.
 SETTLING_CALLS = 300
-SETTLING_S = 0.060
+SETTLING_S = 0.200
 # Gloo's name for it, and the names of MPI's persistent calls.
 ALL_REDUCE_ONLY = ("in place", "persistent")
 ARRAYS_ONLY = ("zero-copy",)

@@ -22,7 +22,7 @@ cdef enum:
     # Through slots or a ring, the first calls of a trial do not count: the lines are not yet in the sender's cache
     # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). Half of them suffice if they take thrice as long.
     MOST_SETTLING_CALLS = 32
-    LEAST_INTERVAL = 128   # calls between trials, at last
+    LEAST_INTERVAL = 512   # calls between trials, at last
     MOST_INTERVAL = 2048
     CALLS_PER_LOST = 64   # so many of them for each call of the usual path that a trial has cost, ...
     SOONER = 4            # ... or one in so many of them if something has changed
