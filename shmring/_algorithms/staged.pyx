@@ -120,10 +120,14 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
     return DONE
 
 
+cdef enum:
+    LEAST_BOTH_WAYS_NBYTES = 64 << 10   # shorter pieces are copied in turn more slowly if data move in both directions
+
+
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     if c.zero_copy and lies_in_private(g, c, giver):
         return read_private(g, c, giver, there, nbytes)
-    if c.kind == ALL_GATHER or c.kind == ALL_TO_ALL:   # copy_from_far is slower where both directions are busy
+    if nbytes < LEAST_BOTH_WAYS_NBYTES and (c.kind == ALL_GATHER or c.kind == ALL_TO_ALL):
         g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
     else:
         copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))

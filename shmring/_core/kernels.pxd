@@ -8,7 +8,7 @@ from libc.stdint cimport uint32_t
 cdef extern from "kernels/kernels.h" nogil:
     ctypedef void sr_fold_fn(void **dst, int ndst, uint32_t stream, const void **src, int nsrc,
                              size_t count, uint32_t divisor) noexcept
-    ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept
+    ctypedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t way) noexcept
     ctypedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
                                  uint32_t stream1, size_t nbytes) noexcept
     ctypedef void sr_widen_fn(float *dst, const void *src, size_t count) noexcept
@@ -30,6 +30,7 @@ cdef extern from "kernels/kernels.h" nogil:
         SR_F16, SR_BF16, SR_F32, SR_F64, SR_C64, SR_C128, SR_F8_E4M3FN, SR_F8_E5M2, SR_DTYPES
         SR_SUM, SR_PROD, SR_MIN, SR_AVG, SR_BOR, SR_LAND, SR_OPS
         SR_WIRE_NATIVE, SR_WIRE_FORMATS
+        SR_COPY_ORDINARY, SR_COPY_STREAMING, SR_COPY_IN_TURN
     bint sr_dtype_is_widened(int dtype)
     struct sr_float_env:
         pass

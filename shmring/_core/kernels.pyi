@@ -23,7 +23,7 @@ def fold(
     loops: int = 1,
 ) -> float: ...
 def copy(
-    dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", stream: int = 0, loops: int = 1
+    dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", way: int = 0, loops: int = 1
 ) -> float: ...
 def copy_two(
     dsts: Sequence[_Bytes], srcs: Sequence[_Bytes], isa: str = "", streams: tuple[int, int] = (0, 0)

@@ -112,23 +112,24 @@ def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, strea
     return _now() - begin
 
 
-cdef void _memcpy(void *dst, const void *src, size_t nbytes, uint32_t stream) noexcept nogil:
+cdef void _memcpy(void *dst, const void *src, size_t nbytes, uint32_t way) noexcept nogil:
     memcpy(dst, src, nbytes)
 
 
-def copy(dsts, srcs, isa: str = "", stream: int = 0, long loops=1) -> float:
-    """Run dsts[i] = srcs[i] for every i, `loops` times. Return the seconds. isa="memcpy": the C library's function."""
+def copy(dsts, srcs, isa: str = "", way: int = SR_COPY_ORDINARY, long loops=1) -> float:
+    """Run dsts[i] = srcs[i] for every i, `loops` times. Return the seconds. isa="memcpy": the C library's function.
+    way: 0 ordinary, 1 by streaming stores, 2 in turn."""
     cdef sr_copy_fn *function = _memcpy if isa == "memcpy" else _find(isa).copy
     cdef _Pointers to = _Pointers(dsts, True)
     cdef _Pointers source = _Pointers(srcs, False)
     for i in range(to.count):
         if to.views[i].len != source.views[i].len:
             raise ValueError("buffers of different sizes")
-    cdef uint32_t mask = stream
+    cdef uint32_t how = way
     cdef double begin = _now()
     for _ in range(loops):
         for i in range(to.count):
-            function(to.at[i], source.at[i], to.views[i].len, mask)
+            function(to.at[i], source.at[i], to.views[i].len, how)
     return _now() - begin
 
 

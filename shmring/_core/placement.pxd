@@ -10,6 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
 from .descriptor cimport descriptor
 from .group cimport BROADCAST, MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split, piece_for
+from .kernels cimport SR_COPY_IN_TURN, SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .segment cimport SR_CACHE_LINE, sr_prefetch_for_write, sr_tuning
 from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items
 
@@ -225,13 +226,9 @@ cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
         sr_prefetch_for_write(swapped_slot(g, c, g.rank, slot_at), nbytes)
 
 
-# Copy data that a far core has written. More lines are under way at once if two places are read in turn: this saves a
-# sixth of a broadcast of 64 KiB to 1 MiB, and a twentieth of an all_reduce (bench/peers/peers.py).
+# Copy data that a far core has written, in turn (kernels.h): this saves a sixth of a broadcast or an all_gather of 64 KiB
+# to 1 MiB, and a twentieth of an all_reduce (bench/peers/peers.py). No core holds lines that were streamed.
 cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char *there, size_t nbytes,
                                uint32_t stream) noexcept nogil:
-    cdef size_t half = nbytes // 2 & ~<size_t> (SR_CACHE_LINE - 1)
-    if stream or not g.far or half == 0 or nbytes >= g.tuning.far_stream_nbytes:   # no core holds streamed lines
-        g.kernels.copy(to, there, nbytes, stream)
-        return
-    g.kernels.copy_two(to, there, 0, to + half, there + half, 0, half)
-    g.kernels.copy(to + 2 * half, there + 2 * half, nbytes - 2 * half, 0)
+    cdef bint in_turn = g.far and nbytes < g.tuning.far_stream_nbytes
+    g.kernels.copy(to, there, nbytes, SR_COPY_STREAMING if stream else SR_COPY_IN_TURN if in_turn else SR_COPY_ORDINARY)

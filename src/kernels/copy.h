@@ -18,10 +18,31 @@ SR_TARGET static inline void SR_OF_ISA(sr_copy_ordinary)(void *dst, const void *
     memcpy((char *)dst + at, (const char *)src + at, nbytes - at);
 }
 
-SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t stream) {
-    if (stream != 0) {
+/* Copy a turn of each of SR_PLACES places of `part` bytes, then the next turn of each, and so on. */
+SR_INLINE void SR_OF_ISA(sr_copy_places)(char *dst, const char *src, size_t part) {
+    SR_ROLLED for (size_t turn = 0; turn < part; turn += SR_TURN_NBYTES)
+        SR_ROLLED for (size_t begin = turn; begin < SR_PLACES * part; begin += part)
+            for (size_t at = begin; at < begin + SR_TURN_NBYTES; at += SR_LINE_NBYTES)
+                SR_OF_ISA(sr_copy_line)(dst + at, src + at, 0);
+}
+
+SR_TARGET static void SR_OF_ISA(sr_copy_in_turn)(char *dst, const char *src, size_t nbytes) {
+    size_t at = nbytes <= SR_ALIGN_BEYOND_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
+    size_t part;
+    memcpy(dst, src, at);
+    for (; (part = sr_part_of_place(nbytes - at)) != 0; at += SR_PLACES * part)
+        SR_OF_ISA(sr_copy_places)(dst + at, src + at, part);
+    SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
+        SR_OF_ISA(sr_copy_line)(dst + at, src + at, 0);
+    memcpy(dst + at, src + at, nbytes - at);
+}
+
+SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t way) {
+    if (way == SR_COPY_STREAMING) {
         SR_OF_ISA(sr_stream)(dst, src, nbytes);
         sr_store_fence();
+    } else if (way == SR_COPY_IN_TURN) {
+        SR_OF_ISA(sr_copy_in_turn)(dst, src, nbytes);
     } else {
         SR_OTHER(sr_copy_ordinary)(dst, src, nbytes);
     }

@@ -44,10 +44,15 @@ extern const char *const sr_op_name[SR_OPS];       /* "sum", ..., "lxor" */
 typedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
                         size_t count, uint32_t divisor);
 
-/* Copy nbytes between disjoint places. stream != 0: by streaming stores and a final fence, as above. */
-typedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
+/* Ways to copy. Streaming: by streaming stores and a final fence, as above. In turn: a part of each of several pages
+ * after another, for data that another core has written. */
+enum sr_copy_way { SR_COPY_ORDINARY, SR_COPY_STREAMING, SR_COPY_IN_TURN };
 
-/* Make two such copies of the same length in one loop. All four places are disjoint. */
+/* Copy nbytes between disjoint places. */
+typedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t way);
+
+/* Make two copies of the same length in one loop, each by ordinary or by streaming stores. All four places are
+ * disjoint. */
 typedef void sr_copy_two_fn(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1,
                             uint32_t stream1, size_t nbytes);
 

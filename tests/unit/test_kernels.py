@@ -290,15 +290,25 @@ def test_a_small_float_is_rounded_once(isa, nsrc):
 
 
 @pytest.mark.parametrize("isa", kernels.isas())
+@pytest.mark.parametrize("way", [0, 1, 2])  # ordinary, streaming, in turn
+def test_copies(isa, way):
+    rng = np.random.default_rng(7)
+    for count in (*range(140), 2047, 2048, 2049, 4097, 5000, 8 * 4096 + 63, 100_000):
+        for offset in (0, 1, 40):
+            src = Guarded("uint8", count, 3).fill(np.frombuffer(rng.bytes(count), np.uint8))
+            dst = Guarded("uint8", count, offset)
+            kernels.copy([dst.bytes], [src.bytes], isa, way)
+            assert (dst.bytes == src.bytes).all()
+            dst.assert_guards(f"{isa} {way=} {count=} {offset=}")
+
+
+@pytest.mark.parametrize("isa", kernels.isas())
 @pytest.mark.parametrize("streams", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_copies(isa, streams):
+def test_two_copies_at_once(isa, streams):
     rng = np.random.default_rng(7)
     for count, offsets in itertools.product([*range(140), 5000], [(0, 0), (1, 40), (40, 0)]):
         srcs = [Guarded("uint8", count, 3).fill(np.frombuffer(rng.bytes(count), np.uint8)) for _ in offsets]
         dsts = [Guarded("uint8", count, offset) for offset in offsets]
-        if streams[0] == streams[1]:
-            kernels.copy([dsts[0].bytes], [srcs[0].bytes], isa, streams[0])
-            assert (dsts[0].bytes == srcs[0].bytes).all()
         kernels.copy_two([d.bytes for d in dsts], [s.bytes for s in srcs], isa, streams)
         for src, dst in zip(srcs, dsts, strict=True):
             assert (dst.bytes == src.bytes).all()

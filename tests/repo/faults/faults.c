@@ -51,13 +51,13 @@ void sr_fault_pass(enum sr_fault point)
 
 static const struct sr_kernels *kernels;
 
-static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
+static void copy(void *dst, const void *src, size_t nbytes, uint32_t way)
 {
     if (is_due(SR_IN_REDUCTION)) {
-        kernels->copy(dst, src, nbytes / 2, stream);
+        kernels->copy(dst, src, nbytes / 2, way);
         sr_fault_die();
     }
-    kernels->copy(dst, src, nbytes, stream);
+    kernels->copy(dst, src, nbytes, way);
 }
 
 static void copy_two(void *dst0, const void *src0, uint32_t stream0, void *dst1, const void *src1, uint32_t stream1,
