@@ -349,8 +349,7 @@ struct sr_tuning {
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
     uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd, and the
                                          sender of a message: message_path.pxd */
-    uint64_t single_copy_nbytes;      /* elsewhere, and in the first messages of a class: pieces from here on are read
-                                         from private memory, ... */
+    uint64_t single_copy_nbytes;      /* elsewhere: private pieces and messages from here on are read in place, ... */
     uint64_t single_copy_scatter_nbytes; /* ... in a scatter: the length of all pieces together, ... */
     uint64_t single_copy_most_nbytes; /* ... up to here; beyond, streaming through slots is faster */
     uint64_t cached_chunk_nbytes;     /* chunk of a message between far cores that uses few slots, ... */

@@ -121,13 +121,13 @@ cdef int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept n
 
 
 cdef enum:
-    LEAST_BOTH_WAYS_NBYTES = 64 << 10   # shorter pieces are copied in turn more slowly if data move in both directions
+    LEAST_BOTH_WAYS_NBYTES = 64 << 10   # if data move in both directions, shorter pieces are copied in turn more slowly
 
 
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
     if c.zero_copy and lies_in_private(g, c, giver):
         return read_private(g, c, giver, there, nbytes)
-    if nbytes < LEAST_BOTH_WAYS_NBYTES and (c.kind == ALL_GATHER or c.kind == ALL_TO_ALL):
+    if c.zero_copy or ((c.kind == ALL_GATHER or c.kind == ALL_TO_ALL) and nbytes < LEAST_BOTH_WAYS_NBYTES):
         g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
     else:
         copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))

@@ -1,9 +1,9 @@
 # Trials of the paths of calls or messages. Which path is fastest depends on what the caches hold and on how far apart
 # the cores are, so one rank measures: it times the calls of each class. From time to time it tries the other path for a
 # few calls, and keeps it if it is faster. The first trial comes after a number of calls that the caller gives, the next
-# after 16 if the path has changed, and else after four times as many as before, until trials take a sixtieth of the
-# time. It comes after a quarter of that if the calls of the present path have become a quarter faster or a third
-# slower.
+# after 16 if the path has changed, and else after four times as many as before, up to 512 or more: the more a trial has
+# cost, the later the next one comes. It comes after a quarter of that if the calls of the present path have become a
+# quarter faster or a third slower.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,10 +22,10 @@ cdef enum:
     # Through slots or a ring, the first calls of a trial do not count: the lines are not yet in the sender's cache
     # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). Half of them suffice if they take thrice as long.
     MOST_SETTLING_CALLS = 32
-    LEAST_INTERVAL = 512   # calls between trials, at last
-    MOST_INTERVAL = 2048
-    CALLS_PER_LOST = 64   # so many of them for each call of the usual path that a trial has cost, ...
-    SOONER = 4            # ... or one in so many of them if something has changed
+    CALLS_PER_LOST = 64   # calls up to the next trial, for each call of the usual path that the last one has cost; ...
+    LEAST_INTERVAL = 512  # ... at least, after some trials, ...
+    MOST_INTERVAL = 2048  # ... and at most
+    SOONER = 4            # one in so many of them if something has changed
     ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
     LEAST_GAIN = 32       # bench/peers/matrix.py, as the next two and the calls above
     LEAST_MEAN_GAIN = 16

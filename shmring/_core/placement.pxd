@@ -226,8 +226,8 @@ cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
         sr_prefetch_for_write(swapped_slot(g, c, g.rank, slot_at), nbytes)
 
 
-# Copy data that a far core has written, in turn (kernels.h). This saves a sixth of a broadcast or an all_gather of 64
-# KiB to 1 MiB, and a twentieth of an all_reduce (bench/peers/peers.py). No core holds lines that were streamed.
+# Copy data that a far core has staged, in turn (kernels.h). Against an ordinary copy this saves a fifth of a broadcast
+# of 128 and 256 KiB and a sixth of an all_gather (bench/peers/peers.py). No core holds lines that were streamed.
 cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char *there, size_t nbytes,
                                uint32_t stream) noexcept nogil:
     cdef bint in_turn = g.far and nbytes < g.tuning.far_stream_nbytes

@@ -33,19 +33,17 @@ cdef inline bint offers_single_copy(const Group *g, const Call *c, size_t nbytes
 
 
 cdef enum:
-    LEAST_REMAP_NS = 50000   # in less time no program frees an array and gets memory of a device at the same address
+    LEAST_REMAP_NS = 20000   # a driver needs longer to map memory of a device where an array was before
 
 
 # True if the kernel can read this array at all: it cannot read memory that a device has mapped, such as memory that the
-# driver of a GPU has pinned. The rank tries it on itself, which takes a third of a microsecond, unless other ranks have
-# just read the same array.
+# driver of a GPU has pinned. The rank tries it on itself, which takes a third of a microsecond, unless it has just
+# offered the same array. If the array could not be read after all, the call would end the communicator.
 cdef inline bint can_be_read(Group *g, const void *array) noexcept nogil:
     cdef char first = 0
     cdef uint64_t now_ns = sr_now_ns()
-    if array == g.read_at and now_ns - g.read_ns < LEAST_REMAP_NS:
-        g.read_ns = now_ns
-        return True
-    if sr_single_copy(sr_liveness_task(&g.me.liveness), &first, <uintptr_t> array, 1) != 0:
+    cdef bint is_known = array == g.read_at and now_ns - g.read_ns < LEAST_REMAP_NS
+    if not is_known and sr_single_copy(sr_liveness_task(&g.me.liveness), &first, <uintptr_t> array, 1) != 0:
         return False
     g.read_at, g.read_ns = array, now_ns
     return True

@@ -96,8 +96,9 @@ cdef inline Choice *choice_of(Peer *p, const Message *message) noexcept nogil:
     return &p.choice[message.block != SR_PRIVATE][size_class(message.nbytes, LEAST_MEASURED_NBYTES)]
 
 
-# The path of the first messages of a class: those in shared arrays are read in place. If the user has fixed the path of
-# calls that move data (SHMRING_CHUNK, SHMRING_PATH or SHMRING_SINGLE_COPY), it is the path of all messages.
+# The path of the first messages of a class: private ones go through the ring, shared ones are read in place. If the
+# user has fixed the path of calls that move data (SHMRING_CHUNK, SHMRING_PATH or SHMRING_SINGLE_COPY), it is the path
+# of all messages.
 cdef inline int first_path(const Group *g, const Message *message) noexcept nogil:
     cdef bint is_forced = not g.tuning.single_copy_measured and message.nbytes >= g.tuning.single_copy_nbytes
     if message.has_place and (message.block != SR_PRIVATE or is_forced):

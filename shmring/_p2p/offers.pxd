@@ -5,7 +5,6 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport Group, shared_address
-from .._core.placement cimport copy_from_far
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_NO_ABORT, SR_PRIVATE, sr_flag_load_after_reads, sr_flag_set, sr_flag_take, sr_liveness_died,
     sr_liveness_task, sr_now_ns, sr_single_copy, sr_yield,
@@ -68,7 +67,7 @@ cdef inline bint copy_offered(Matching *m, Peer *p, size_t nbytes) noexcept nogi
         sr_yield()
     there = shared_address(g, p.block, p.lane, place, nbytes)
     if there != NULL:
-        copy_from_far(g, to, there, nbytes, p.inward.stream)
+        g.kernels.copy(to, there, nbytes, p.inward.stream)
     sr_flag_set(&g.blocks_lock, 0)
     return there != NULL
 

@@ -44,9 +44,9 @@ extern const char *const sr_op_name[SR_OPS];       /* "sum", ..., "lxor" */
 typedef void sr_fold_fn(void *const *dst, int ndst, uint32_t stream, const void *const *src, int nsrc,
                         size_t count, uint32_t divisor);
 
-/* Ways to copy. Streaming: by streaming stores and a final fence, as above. In turn: a part of each of several pages
- * after another, for data that another core has written. */
-enum sr_copy_way { SR_COPY_ORDINARY, SR_COPY_STREAMING, SR_COPY_IN_TURN };
+/* Ways to copy. Callers pass whether stores stream, or one of the names. Streaming: by streaming stores and a final
+ * fence, as above. In turn: parts of several places one after another, for data that another core has written. */
+enum sr_copy_way { SR_COPY_ORDINARY = 0, SR_COPY_STREAMING = 1, SR_COPY_IN_TURN = 2 };
 
 /* Copy nbytes between disjoint places. */
 typedef void sr_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t way);

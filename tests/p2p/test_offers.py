@@ -352,8 +352,8 @@ def test_ranks_may_both_send_first_what_fits_into_a_ring(world_of, memory, setti
     world_of(2, **settings)(both_send_first, memory)
 
 
-def count_in_place(comm, number):
-    x, counts = np.zeros(1 << 16, "u1"), []
+def count_in_place(comm, number, memory="private"):
+    x, counts = new_array(comm, memory, 1 << 16, "u1"), []
     for _ in range(number):
         if comm.rank == 0:
             comm.send(x, 1)
@@ -364,11 +364,13 @@ def count_in_place(comm, number):
     return counts
 
 
-def test_the_other_path_is_tried_after_sixteen_messages(world_of):
+@pytest.mark.parametrize(
+    ("memory", "expected"), [("private", [0] * 16 + [1, 2, 3]), ("shared", [*range(1, 17), 16, 16, 16])]
+)
+def test_the_other_path_is_tried_after_sixteen_messages(world_of, memory, expected):
     """The ring has no room for these messages, so none is late. Three at least are tried."""
     skip_unless_allowed(world_of)
-    counts = world_of(2, SHMRING_MESSAGE_RING=8192)(count_in_place, 60)[1]
-    assert counts[:19] == [0] * 16 + [1, 2, 3]
+    assert world_of(2, SHMRING_MESSAGE_RING=8192)(count_in_place, 60, memory)[1][:19] == expected
 
 
 def be_late(comm, sent_path):
