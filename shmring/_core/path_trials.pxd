@@ -127,8 +127,9 @@ cdef inline uint64_t least_gain(Timing timing) noexcept nogil:
     return LEAST_MEAN_GAIN if timing == MEAN_CALL else LEAST_GAIN
 
 
-# Note a call that has ended. begin_ns: 0 if it was not timed. In a trial the first call of a collective still takes the
-# path announced before, and the second one follows a call of that path, so neither counts.
+# Note a call that has ended. begin_ns: 0 if it was not timed. The first call of a trial follows one of the other path,
+# so it does not count. If all ranks give data, it still takes the path announced before, and the second does not count
+# either.
 cdef inline void note_call(Choice *choice, Timing timing, int path, size_t nbytes, uint64_t begin_ns,
                            uint64_t gap_ns) noexcept nogil:
     cdef bint follows_timed = choice.ended_ns != NOT_TIMED
