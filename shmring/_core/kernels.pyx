@@ -116,7 +116,7 @@ cdef void _memcpy(void *dst, const void *src, size_t nbytes, uint32_t way) noexc
     memcpy(dst, src, nbytes)
 
 
-def copy(dsts, srcs, isa: str = "", way: int = SR_COPY_ORDINARY, long loops=1) -> float:
+def copy(dsts, srcs, isa: str = "", uint32_t way=SR_COPY_ORDINARY, long loops=1) -> float:
     """Run dsts[i] = srcs[i] for every i, `loops` times. Return the seconds. isa="memcpy": the C library's function.
     way: 0 ordinary, 1 by streaming stores, 2 in turn."""
     cdef sr_copy_fn *function = _memcpy if isa == "memcpy" else _find(isa).copy
@@ -125,11 +125,10 @@ def copy(dsts, srcs, isa: str = "", way: int = SR_COPY_ORDINARY, long loops=1) -
     for i in range(to.count):
         if to.views[i].len != source.views[i].len:
             raise ValueError("buffers of different sizes")
-    cdef uint32_t how = way
     cdef double begin = _now()
     for _ in range(loops):
         for i in range(to.count):
-            function(to.at[i], source.at[i], to.views[i].len, how)
+            function(to.at[i], source.at[i], to.views[i].len, way)
     return _now() - begin
 
 

@@ -6,16 +6,20 @@ SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming
         SR_OF_ISA(sr_put)(dst + at, src + at, SR_VECTOR_NBYTES, streaming);
 }
 
-SR_TARGET static inline void SR_OF_ISA(sr_copy_ordinary)(void *dst, const void *src, size_t nbytes) {
-    size_t at = nbytes <= SR_ALIGN_BEYOND_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
-    memcpy(dst, src, at);
-    if (nbytes >= sr_string_nbytes) {
-        sr_copy_string((char *)dst + at, (const char *)src + at, nbytes - at);
-        return;
-    }
+/* Copy all from `at` on, line by line. */
+SR_INLINE void SR_OF_ISA(sr_copy_from)(char *dst, const char *src, size_t at, size_t nbytes) {
     SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
-        SR_OF_ISA(sr_copy_line)((char *)dst + at, (const char *)src + at, 0);
-    memcpy((char *)dst + at, (const char *)src + at, nbytes - at);
+        SR_OF_ISA(sr_copy_line)(dst + at, src + at, 0);
+    memcpy(dst + at, src + at, nbytes - at);
+}
+
+SR_TARGET static inline void SR_OF_ISA(sr_copy_ordinary)(char *dst, const char *src, size_t nbytes) {
+    const size_t at = sr_bytes_before_line(dst, nbytes);
+    memcpy(dst, src, at);
+    if (nbytes >= sr_string_nbytes)
+        sr_copy_string(dst + at, src + at, nbytes - at);
+    else
+        SR_OF_ISA(sr_copy_from)(dst, src, at, nbytes);
 }
 
 /* Copy a turn of each of SR_PLACES places of `part` bytes, then the next turn of each, and so on. */
@@ -27,14 +31,11 @@ SR_INLINE void SR_OF_ISA(sr_copy_places)(char *dst, const char *src, size_t part
 }
 
 SR_TARGET static void SR_OF_ISA(sr_copy_in_turn)(char *dst, const char *src, size_t nbytes) {
-    size_t at = nbytes <= SR_ALIGN_BEYOND_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
-    size_t part;
+    size_t at = sr_bytes_before_line(dst, nbytes), part;
     memcpy(dst, src, at);
     for (; (part = sr_part_of_place(nbytes - at)) != 0; at += SR_PLACES * part)
         SR_OF_ISA(sr_copy_places)(dst + at, src + at, part);
-    SR_ROLLED for (; at + SR_LINE_NBYTES <= nbytes; at += SR_LINE_NBYTES)
-        SR_OF_ISA(sr_copy_line)(dst + at, src + at, 0);
-    memcpy(dst + at, src + at, nbytes - at);
+    SR_OF_ISA(sr_copy_from)(dst, src, at, nbytes);
 }
 
 SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbytes, uint32_t way) {

@@ -103,6 +103,11 @@ static inline size_t sr_lesser(size_t a, size_t b) { return a < b ? a : b; }
 
 static inline uint32_t sr_is_streamed(uint32_t stream, int d) { return stream >> (d < 31 ? d : 31) & 1; }
 
+/* Return the bytes before the first line of dst, or 0 if the copy is too short to begin at a line. */
+static inline size_t sr_bytes_before_line(const char *dst, size_t nbytes) {
+    return nbytes <= SR_ALIGN_BEYOND_NBYTES ? 0 : -(uintptr_t)dst & (SR_LINE_NBYTES - 1);
+}
+
 /* Return the bytes of each place in a copy in turn, or 0 if there are too few bytes for one. */
 static inline size_t sr_part_of_place(size_t nbytes) {
     return sr_lesser(nbytes / SR_PLACES & ~(size_t)(SR_TURN_NBYTES - 1), SR_PLACE_NBYTES);

@@ -5,12 +5,12 @@ import ctypes
 import mmap
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 from combinations import first
 from ranks import Died, Ranks, turns, when_there
+from unreadable import needs_page_with_the_time, page_with_the_time
 
 import shmring
 from shmring._config import thresholds, tuning_table
@@ -147,12 +147,6 @@ def test_input_memory_may_be_read_only_or_untouched(world_of):
     assert world_of(3, **FROM_64_BYTES)(read_only_pages) == [(0.0, COUNT * 6.0)] * 3
 
 
-def page_with_the_time():
-    """Return the kernel's page with the time, which no other process may read."""
-    line = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[vvar]" in line)
-    return np.frombuffer((ctypes.c_char * 4096).from_address(int(line.partition("-")[0], 16)), "u1")
-
-
 def mapped_by_the_kernel(comm, kind):
     size = comm.size
     x = page_with_the_time() if comm.rank == 0 else np.zeros(4096, "u1")
@@ -163,7 +157,7 @@ def mapped_by_the_kernel(comm, kind):
     return comm.stats()["path"]
 
 
-@pytest.mark.skipif("[vvar]" not in Path("/proc/self/maps").read_text(), reason="there is no such page")
+@needs_page_with_the_time
 @pytest.mark.parametrize("kind", ["all_to_all", "all_to_all_v"])
 def test_memory_that_the_kernel_cannot_read_uses_slots(world_of, kind):
     assert "single_copy" not in world_of(2, **FROM_64_BYTES)(mapped_by_the_kernel, kind)[1:]
@@ -185,7 +179,7 @@ def alternately_readable(comm):
     return paths
 
 
-@pytest.mark.skipif("[vvar]" not in Path("/proc/self/maps").read_text(), reason="there is no such page")
+@needs_page_with_the_time
 def test_arrays_are_tested_one_by_one(world_of):
     for paths in world_of(2, **FROM_64_BYTES)(alternately_readable):
         assert (True, "single_copy") in paths

@@ -1,7 +1,6 @@
 """Large messages that the receiver copies from where they lie: all calls, receivers that are late or cannot
 read that memory, memory that changes after an error, and ranks that end in the middle."""
 
-import ctypes
 import gc
 import os
 import random
@@ -10,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from ranks import Died, Ranks, interrupted, turns, until_stopped, until_there, when_there
+from unreadable import needs_page_with_the_time, page_with_the_time
 
 import shmring
 from shmring import ANY_SOURCE, ANY_TAG
@@ -312,10 +311,8 @@ def test_a_taken_message_may_be_dropped(world_of):
 
 
 def send_what_the_kernel_cannot_read(comm):
-    """Send the kernel's page with the time, which no other process may read; then something else."""
-    line = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[vvar]" in line)
-    page = (ctypes.c_char * 4096).from_address(int(line.partition("-")[0], 16))
-    x, y = np.frombuffer(page, "u1"), np.zeros(4096, "u1")
+    """Send a page that no other process may read; then something else."""
+    x, y = page_with_the_time(), np.zeros(4096, "u1")
     if comm.rank == 0:
         comm.send(x, 1)
         comm.send(np.arange(4096, dtype="u1"), 1)
@@ -328,7 +325,7 @@ def send_what_the_kernel_cannot_read(comm):
     return in_place(comm)
 
 
-@pytest.mark.skipif("[vvar]" not in Path("/proc/self/maps").read_text(), reason="there is no such page")
+@needs_page_with_the_time
 @pytest.mark.parametrize("ring", [TINY, 1 << 20])
 def test_memory_that_the_kernel_cannot_read_goes_through_the_ring(world_of, ring):
     assert world_of(2, SHMRING_MESSAGE_RING=ring, **ALWAYS)(send_what_the_kernel_cannot_read)[0] == 0
