@@ -12,7 +12,7 @@ from .._core.group cimport (
     AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
     MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, TREE, Call, Cursor, Group, all_reached, begin_call,
     blocked_on, blocked_on_counter, counter, fingerprint_of, is_before, is_folded, is_moved, is_scan, is_sliced,
-    keeps_single, line_of, most_in_small, publish, publish_line, repeats_last, see_calls_before, takes, verify,
+    keeps_single, line_of, publish, publish_line, repeats_last, see_calls_before, takes, verify,
 )
 from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport (
@@ -67,7 +67,7 @@ cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
 
 
 cdef void enter_direct(Group *g, Call *c) noexcept nogil:
-    cdef bint cached = keeps_to_window(g, c, c.nbytes)
+    cdef bint cached = keeps_to_window(g, c, c.nbytes, g.size == 2)
     begin_call(g, c)
     describe(g, c)
     publish_line(g, c)
@@ -464,6 +464,18 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
+# The most bytes of other ranks' arrays that a rank reads in an all_reduce or reduce in which it folds whole arrays. In
+# a reduce of two ranks the root folds while the other rank stages, so both work anyway: with slices 16 KiB to 64 MiB
+# take 1.1 to 1.4 times as long (bench/peers/peers.py --call reduce). If ranks share CPUs, slices save no time either.
+# Folds of 16- and 8-bit floats take longer than copies, so ranks share them.
+cdef inline size_t most_read(const Group *g, const Call *c) noexcept nogil:
+    if c.kind == REDUCE and (g.size == 2 or g.oversubscribed) and not sr_dtype_is_widened(c.dtype):
+        return <size_t> -1
+    if c.kind == REDUCE or g.oversubscribed:
+        return g.tuning.small_nbytes
+    return g.tuning.small_all_reduce_nbytes
+
+
 # Choose the algorithm only by the call and by values that are the same on all ranks, so that all ranks choose alike.
 cdef void choose_local_algorithm(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
@@ -486,7 +498,7 @@ cdef void choose_local_algorithm(Group *g, Call *c) noexcept nogil:
         c.enter, c.step = enter_tiny, step_tiny
     elif may_be_chain(g, c):
         c.enter, c.step = enter_chain, step_chain
-    elif is_sliced(c) and c.nbytes * (g.size - 1) > most_in_small(g, c):
+    elif is_sliced(c) and c.nbytes * (g.size - 1) > most_read(g, c):
         c.enter, c.step = enter_direct, step_direct
     else:
         c.enter, c.step = enter_exchange, step_exchange

@@ -18,7 +18,7 @@ from .._core.group cimport (
 )
 from .._core.placement cimport (
     copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
-    swapped_slot, window_nbytes_of,
+    swapped_slot, swaps_buffers, window_nbytes_of,
 )
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
@@ -249,7 +249,7 @@ cdef int step_tiny(Group *g, Call *c) noexcept nogil:
 
 cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
     # Two slots must fit, wherever the first begins. With thousands of ranks one cache line for each does not fit.
-    cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes))
+    cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes), swaps_buffers(g, c))
                         and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
     cdef size_t most_in_slot = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
     begin_call(g, c)
@@ -378,7 +378,7 @@ cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef const unsigned char *array
     cdef int rank
     for rank in range(g.size):
-        if gives(g, c, rank):
+        if is_sliced(c) or gives(g, c, rank):
             array = given_address(g, c, rank)
             if array == NULL:
                 c.awaited.rank = rank

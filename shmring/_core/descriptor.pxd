@@ -25,7 +25,7 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
 # or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
 cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
-    if c.algorithm != AUTO or (theirs.x_block == 0 and gives(g, c, rank)):
+    if c.algorithm != AUTO or (theirs.x_block == 0 and (is_sliced(c) or gives(g, c, rank))):
         return False
     return theirs.out_block != 0 or not is_sliced(c) or not takes(g, c, rank)
 

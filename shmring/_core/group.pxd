@@ -316,13 +316,6 @@ cdef inline bint is_sliced(const Call *c) noexcept nogil:
     return c.kind == ALL_REDUCE or c.kind == REDUCE
 
 
-# The most bytes of other ranks' arrays that a rank reads in an all_reduce or reduce in which ranks fold whole arrays.
-cdef inline size_t most_in_small(const Group *g, const Call *c) noexcept nogil:
-    if c.kind == REDUCE or g.oversubscribed:
-        return g.tuning.small_nbytes
-    return g.tuning.small_all_reduce_nbytes
-
-
 cdef inline bint is_scan(const Call *c) noexcept nogil:
     return c.kind == SCAN or c.kind == EXSCAN
 
@@ -341,13 +334,13 @@ cdef inline bint is_moved(const Group *g, const Call *c) noexcept nogil:
     return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and keeps_single(c))
 
 
-# True if other ranks need data of this rank's x.
+# True if other ranks take data of rank's x. If each rank reduces a slice, they read parts of the root's x as well.
 cdef inline bint gives(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank == c.root
     if is_scan(c):
         return rank != g.size - 1
-    return c.kind != GATHER or rank != c.root
+    return (c.kind != GATHER and c.kind != REDUCE) or rank != c.root
 
 
 # True if this rank needs data of other ranks.

@@ -44,10 +44,10 @@ cdef inline uint64_t window_nbytes_of(const sr_tuning *tuning) noexcept nogil:
 
 # True if a message keeps to a few slots, the window. Between far cores that is faster: a whole staging buffer fills a
 # private L2 and leaves no room for the arrays. Near cores should not write at once to lines that other cores have just
-# read. Two ranks that swap buffers keep to the window with messages of any length, since a swapped buffer helps most
-# while it is cached.
-cdef inline bint keeps_to_window(const Group *g, const Call *c, size_t nbytes) noexcept nogil:
-    cdef bint is_worth_it = swaps_buffers(g, c) or nbytes > g.tuning.one_chunk_nbytes
+# read. Two ranks that both stage keep to the window with messages of any length, since each stages where it has read
+# before: this helps most while it is cached.
+cdef inline bint keeps_to_window(const Group *g, const Call *c, size_t nbytes, bint two_stage) noexcept nogil:
+    cdef bint is_worth_it = two_stage or nbytes > g.tuning.one_chunk_nbytes
     return g.far and is_worth_it and c.nbytes <= g.tuning.cached_most_nbytes
 
 

@@ -47,10 +47,11 @@ class Question:
     name: str
     candidates: tuple[int, ...]
     loads: Callable[[int], list[Load]]  # for a number of ranks
-    sharing: bool | None = None  # asked only if ranks share CPUs, or only if not; None: in any case
+    is_for: Callable[[int], bool] = lambda ranks: True  # False: it has no effect among so many ranks
 
-    def is_for(self, ranks: int) -> bool:
-        return self.sharing in (None, ranks > usable_cpus())
+
+def _share_cpus(ranks: int) -> bool:
+    return ranks > usable_cpus()
 
 
 def _private(call: Call, *sizes: int) -> Callable[[int], list[Load]]:
@@ -71,13 +72,14 @@ QUESTIONS = (
     Question(
         "small_nbytes",
         tuple(n * KIB for n in (8, 16, 24, 36, 48, 64)),
-        lambda n: _read_whole("reduce" if n <= usable_cpus() else "all_reduce", n),
+        lambda n: _read_whole("all_reduce" if _share_cpus(n) else "reduce", n),
+        is_for=lambda n: n > 2 or _share_cpus(n),
     ),
     Question(
         "small_all_reduce_nbytes",
         tuple(n * KIB for n in (4, 6, 8, 16, 24, 36, 48, 64)),
         lambda n: _read_whole("all_reduce", n),
-        sharing=False,
+        is_for=lambda n: not _share_cpus(n),
     ),
     Question(
         "one_chunk_nbytes",
@@ -143,7 +145,7 @@ QUESTIONS = (
         "chain_nbytes",
         (*(n * KIB for n in (64, 128, 256, 512)), thresholds.NEVER),
         lambda n: _private("reduce", *_CHAINED)(n) + _private("scan", *_CHAINED)(n),
-        sharing=True,
+        is_for=_share_cpus,
     ),
     Question(
         "fuse_nbytes",

@@ -276,6 +276,26 @@ def in_place_parts(comm):
     return gathered, x[rank], rows[rank], np.delete(x, rank, 0), np.delete(rows, rank, 0), swapped
 
 
+def bytes_staged(comm, dtype, count):
+    before = comm.stats()["bytes_sent"]
+    x = np.ones(count, dtype)
+    comm.reduce(x, root=1)
+    assert (x == 1 + comm.rank).all()
+    return comm.stats()["bytes_sent"] - before
+
+
+@pytest.mark.parametrize("nbytes", [1 << 12, 1 << 18, 3 << 20])
+def test_the_root_of_two_ranks_folds_and_the_other_rank_stages(world_of, nbytes):
+    ranks = world_of(2)
+    assert ranks(bytes_staged, "f4", nbytes // 4) == [nbytes, 0]
+
+
+def test_two_ranks_share_slow_folds(world_of):
+    half = 1 << 18
+    results = half  # of the slice that rank 0 reduces
+    assert world_of(2)(bytes_staged, "f2", half) == [half + results, half]
+
+
 @pytest.mark.parametrize("chunk", [None, 512])
 def test_parts_of_each_other_are_in_place(world_of, chunk):
     n = 3
