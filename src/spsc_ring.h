@@ -8,7 +8,7 @@
 
 #include "sync/flag.h"
 
-typedef void sr_ring_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t stream);
+typedef void sr_ring_copy_fn(void *dst, const void *src, size_t nbytes, uint32_t way);
 
 enum { SR_RING_COPY_NBYTES = 2048 }; /* from here on a call of the user's copy function pays off */
 
@@ -22,7 +22,7 @@ struct sr_ring_end {
     uint64_t taken;        /* sr_ring.taken, as this end has last loaded (producer) or published it (consumer) */
     struct sr_event *event;  /* the other end sleeps on it */
     sr_ring_copy_fn *copy;
-    uint32_t stream;       /* 1: large pieces are copied by streaming stores, into the ring or out of it */
+    uint32_t way;          /* argument of `copy` for large pieces, into the ring or out of it */
 };
 
 /* A message that goes into the ring. It begins with the head's tag, kind, receipt and message_nbytes, and offset 0. */
@@ -95,11 +95,10 @@ static inline uint64_t sr_ring_data_at(uint64_t position, size_t nbytes)
     return position + (nbytes <= SR_FRAME_INLINE_NBYTES ? sizeof(struct sr_frame) : SR_CACHE_LINE);
 }
 
-static inline void sr_ring_copy(const struct sr_ring_end *end, void *dst, const void *src, size_t nbytes,
-                                uint32_t stream)
+static inline void sr_ring_copy(const struct sr_ring_end *end, void *dst, const void *src, size_t nbytes)
 {
     if (nbytes >= SR_RING_COPY_NBYTES)
-        end->copy(dst, src, nbytes, stream);
+        end->copy(dst, src, nbytes, end->way);
     else
         memcpy(dst, src, nbytes);
 }
@@ -148,9 +147,9 @@ static inline void sr_ring_put(struct sr_ring_end *end, const struct sr_frame *h
     const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
     const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
     if (head->nbytes > 0)
-        sr_ring_copy(end, end->bytes + begin, data, before_end, end->stream);
+        sr_ring_copy(end, end->bytes + begin, data, before_end);
     if (before_end < head->nbytes)
-        sr_ring_copy(end, end->bytes, (const char *)data + before_end, head->nbytes - before_end, end->stream);
+        sr_ring_copy(end, end->bytes, (const char *)data + before_end, head->nbytes - before_end);
     sr_ring_announce(end, head);
 }
 
@@ -242,9 +241,9 @@ static inline void sr_ring_take(struct sr_ring_end *end, const struct sr_frame *
     const uint64_t begin = sr_ring_data_at(end->position, head->nbytes) & (end->nbytes - 1);
     const size_t before_end = head->nbytes < end->nbytes - begin ? head->nbytes : (size_t)(end->nbytes - begin);
     if (dst != NULL && head->nbytes > 0)
-        sr_ring_copy(end, dst, end->bytes + begin, before_end, end->stream);
+        sr_ring_copy(end, dst, end->bytes + begin, before_end);
     if (dst != NULL && before_end < head->nbytes)
-        sr_ring_copy(end, (char *)dst + before_end, end->bytes, head->nbytes - before_end, end->stream);
+        sr_ring_copy(end, (char *)dst + before_end, end->bytes, head->nbytes - before_end);
     end->position += sr_ring_frame_nbytes(head->nbytes);
     if (end->position - end->taken >= end->nbytes / 4)
         sr_ring_publish_taken(end);

@@ -84,7 +84,7 @@ cdef extern from "spsc_ring.h" nogil:
         uint64_t nbytes, position
         size_t piece_nbytes
         sr_event *event
-        uint32_t stream
+        uint32_t way
     cdef struct sr_outgoing:
         sr_frame head
         const unsigned char *data

@@ -11,6 +11,7 @@ from .._core.group cimport (
     ABORTED, BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, check_liveness,
     peer_status, runs_here,
 )
+from .._core.kernels cimport SR_COPY_ORDINARY
 from .._core.path_trials cimport READ_IN_PLACE, THROUGH_SLOTS
 from .._core.segment cimport (
     SR_NO_ABORT, SR_PAGE, sr_flag_load, sr_flag_load_ordered, sr_flag_set, sr_flag_swap, sr_flag_take, sr_header,
@@ -39,11 +40,10 @@ from .messages cimport (
     NO_OFFER, OFFERED, OTHER_ITEMS, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
     UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
-from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, note_send, set_first_distance
+from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, note_send, set_first_distance, way_out
 from .offers cimport push_offer, step_offer
 
 cdef enum:
-    SHORT_RECEIVES = 16   # so many receives at once may be written by streaming stores, but not more and shorter ones
     RECEIPT_SHIFT = 48   # in nbytes_and_receipt: a message is shorter than 2**48 bytes
     STEPS_AT_ONCE = 64       # with progress, before the clock is read
     STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
@@ -513,18 +513,11 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     p.unexpected = unexpected
     p.receiver = NULL
     p.receiving = True
-    p.inward.stream = 0
+    p.inward.way = SR_COPY_ORDINARY
     p.incoming.data = unexpected.data
     p.incoming.nbytes = unexpected.nbytes
     p.incoming.offset = 0
     p.reading = TO_BE_READ if unexpected.is_offered else NO_OFFER
-
-
-# True if the caches do not hold the message and the receives that are posted beside it. Streaming stores then save a
-# load of each line. The caller may need a short message at once, whatever else is posted.
-cdef inline bint is_streamed_out(const Matching *m, const Message *message, size_t nbytes) noexcept nogil:
-    cdef uint64_t least = m.g.tuning.stream_out_nbytes
-    return nbytes >= least // SHORT_RECEIVES and nbytes + max(message.beside_nbytes, m.posted_nbytes) >= least
 
 
 # Begin to receive the next message of the source if a receive matches it.
@@ -556,7 +549,7 @@ cdef int begin_incoming(Matching *m, int source) noexcept nogil:
     p.incoming.nbytes = head.message_nbytes
     p.incoming.offset = 0
     p.reading = TO_BE_READ if head.flags & SR_FRAME_OFFER else NO_OFFER
-    p.inward.stream = p.channel == NULL and is_streamed_out(m, message, head.message_nbytes)
+    p.inward.way = way_out(m, p, message, head.message_nbytes)
     message.state = MOVING
     message.failure = failure_of(message)
     if message.failure != NO_FAILURE:

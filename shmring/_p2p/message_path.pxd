@@ -6,9 +6,10 @@
 # On some processors the sender writes the ring by streaming stores, which are faster between far cores, and slower
 # between near ones.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.group cimport Group
+from .._core.kernels cimport SR_COPY_IN_TURN, SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .._core.path_trials cimport (
     MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, begin_choice, is_timed,
     next_path, note_call, size_class,
@@ -79,7 +80,7 @@ cdef enum:   # bench/peers/matrix.py, ping_pong and stream
     LEAST_PIECE_NBYTES = 4 << 10
     USUAL_PIECE_NBYTES = 16 << 10
     LONG_PIECE_NBYTES = 32 << 10
-    LONG_NBYTES = 512 << 10
+    LONG_NBYTES = 256 << 10
 
 
 # The length of the pieces of a message in the ring: the receiver copies one while the sender copies the next one.
@@ -87,6 +88,33 @@ cdef inline size_t piece_nbytes_of(const Peer *p, size_t nbytes) noexcept nogil:
     if nbytes >= LONG_NBYTES and p.out.nbytes >= 8 * LONG_PIECE_NBYTES:
         return LONG_PIECE_NBYTES
     return min(max(nbytes // 4 // LEAST_PIECE_NBYTES, <size_t> 1) * LEAST_PIECE_NBYTES, <size_t> USUAL_PIECE_NBYTES)
+
+
+# ---- the copy out of the ring ----------------------------------------------------------------------------------------
+
+cdef enum:
+    SHORT_RECEIVES = 16   # so many receives at once may be written by streaming stores, but not more and shorter ones
+    MOST_IN_TURN_NBYTES = 1 << 20   # bench/peers/matrix.py, ping_pong and stream
+
+
+# True if the caches do not hold the message and the receives that are posted beside it. Streaming stores then save a
+# load of each line. The caller may need a short message at once, whatever else is posted.
+cdef inline bint is_streamed_out(const Matching *m, const Message *message, size_t nbytes) noexcept nogil:
+    cdef uint64_t least = m.g.tuning.stream_out_nbytes
+    return nbytes >= least // SHORT_RECEIVES and nbytes + max(message.beside_nbytes, m.posted_nbytes) >= least
+
+
+# The way in which the receiver copies a message out of the ring. Between far cores it copies in turn (kernels.h), as
+# from slots, unless the pieces are short or the ring was written by streaming stores: with the pieces of 32 KiB this
+# saves a twentieth of the time for 256 and 512 KiB there and back (bench/peers/matrix.py, ping_pong written).
+cdef inline uint32_t way_out(const Matching *m, const Peer *p, const Message *message, size_t nbytes) noexcept nogil:
+    if p.channel != NULL:
+        return SR_COPY_ORDINARY
+    if is_streamed_out(m, message, nbytes):
+        return SR_COPY_STREAMING
+    if m.g.far and LONG_NBYTES <= nbytes <= MOST_IN_TURN_NBYTES and nbytes < m.g.tuning.far_stream_nbytes:
+        return SR_COPY_IN_TURN
+    return SR_COPY_ORDINARY
 
 
 # ---- the path --------------------------------------------------------------------------------------------------------
@@ -113,7 +141,7 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
     message.path = first_path(m.g, message)
     measure_distance(m.g, p, message)
     sr_ring_set_piece(&p.out, piece_nbytes_of(p, message.nbytes))
-    p.out.stream = is_streamed(m.g, p, message.nbytes)
+    p.out.way = SR_COPY_STREAMING if is_streamed(m.g, p, message.nbytes) else SR_COPY_ORDINARY
     if not message.has_place or not m.g.tuning.single_copy_measured:
         return
     choice = choice_of(p, message)

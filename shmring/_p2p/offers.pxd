@@ -2,9 +2,10 @@
 # its functions for the first of its messages to a peer, the receiver for the message at the head of the ring.
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from .._core.group cimport Group, shared_address
+from .._core.kernels cimport SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_NO_ABORT, SR_PRIVATE, sr_flag_load_after_reads, sr_flag_set, sr_flag_take, sr_liveness_died,
     sr_liveness_task, sr_now_ns, sr_single_copy, sr_yield,
@@ -61,13 +62,14 @@ cdef inline bint copy_offered(Matching *m, Peer *p, size_t nbytes) noexcept nogi
     cdef unsigned char *to = p.incoming.data + p.incoming.offset
     cdef unsigned char *there
     cdef uint64_t place = p.place + p.incoming.offset
+    cdef uint32_t way = SR_COPY_STREAMING if p.inward.way == SR_COPY_STREAMING else SR_COPY_ORDINARY
     if p.block == SR_PRIVATE:
         return sr_single_copy(sr_liveness_task(&g.lane[p.lane].liveness), to, place, nbytes) == 0
     while not sr_flag_take(&g.blocks_lock, 1):   # until it is free again, no thread unmaps a block
         sr_yield()
     there = shared_address(g, p.block, p.lane, place, nbytes)
     if there != NULL:
-        g.kernels.copy(to, there, nbytes, p.inward.stream)
+        g.kernels.copy(to, there, nbytes, way)
     sr_flag_set(&g.blocks_lock, 0)
     return there != NULL
 

@@ -128,12 +128,18 @@ def send_windows(comm, fixed):
     assert in_place(comm) == 0 or not fixed
 
 
+COPIES = {  # of 300,000 bytes
+    "streaming": {"far_stream_nbytes": 64, "stream_out_nbytes": 64 << 10},
+    "in turn": {"far_stream_nbytes": thresholds.NEVER, "stream_out_nbytes": thresholds.NEVER},
+}
+
+
 @pytest.mark.parametrize("ring", [16_384, 1 << 21])
 @pytest.mark.parametrize("path", ["far", "near", "auto"])
-def test_streaming_stores_into_and_out_of_the_ring(world_of, tmp_path, path, ring):
+@pytest.mark.parametrize("copies", COPIES)
+def test_ways_to_copy_into_and_out_of_the_ring(world_of, tmp_path, copies, path, ring):
     table = tmp_path / "tuning.json"
-    streaming = {"far_stream_nbytes": 64, "stream_out_nbytes": 64 << 10}
-    tuning_table.save(table, {2: {"any": streaming}}, thresholds.LIMITS)
+    tuning_table.save(table, {2: {"any": COPIES[copies]}}, thresholds.LIMITS)
     ranks = world_of(2, SHMRING_TUNING=str(table), SHMRING_PATH=path, SHMRING_MESSAGE_RING=ring)
     ranks(send_windows, path != "auto")
 

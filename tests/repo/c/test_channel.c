@@ -25,9 +25,9 @@ struct side {
 static struct side side[2];
 static int ends[2];
 
-static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
+static void copy(void *dst, const void *src, size_t nbytes, uint32_t way)
 {
-    CHECK(stream == 0);
+    CHECK(way == 0);
     memcpy(dst, src, nbytes);
 }
 

@@ -18,9 +18,9 @@ struct room {
 
 static struct room room;
 
-static void copy(void *dst, const void *src, size_t nbytes, uint32_t stream)
+static void copy(void *dst, const void *src, size_t nbytes, uint32_t way)
 {
-    CHECK(stream == 0);
+    CHECK(way == 0);
     memcpy(dst, src, nbytes);
 }
 
