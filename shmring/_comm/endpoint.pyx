@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
-from .._core.path_trials cimport READ_IN_PLACE, SIZE_CLASSES, Choice, next_path
+from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, Choice, next_path
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -32,7 +32,7 @@ from .._p2p.matching cimport (
     open_ring, poll_messages, post_receive, post_send, receive_unexpected, stage_offers, status_of_peers, step_messages,
     withdraw, withdraw_all,
 )
-from .._p2p.message_path cimport LEAST_MEASURED_NBYTES, is_streamed
+from .._p2p.message_path cimport is_streamed
 from .._p2p.messages cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait, frame_tag,
     least_offered,
@@ -329,7 +329,7 @@ cdef class Endpoint:
                     choice = &p.choice[shared][at]
                     if not choice.used:
                         continue
-                    nbytes = LEAST_MEASURED_NBYTES << at
+                    nbytes = FIRST_CLASS_NBYTES << at
                     if next_path(choice) == READ_IN_PLACE:
                         path = "zero_copy" if shared else "single_copy"
                     else:

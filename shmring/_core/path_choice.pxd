@@ -7,6 +7,8 @@
 # rank 0 chooses. All ranks must take the same path, so the rank that chooses announces in its descriptor of each call
 # the path of the next call of the class.
 
+from libc.stddef cimport size_t
+
 from .group cimport (
     ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, Call, Group, is_moved, is_scan,
 )
@@ -18,7 +20,8 @@ from .path_trials cimport (
 
 cdef enum:
     LEAST_SHARED_NBYTES = 8 << 10     # of a piece in a shared array, ...
-    LEAST_PRIVATE_NBYTES = 32 << 10   # ... and in a private one
+    LEAST_BROADCAST_NBYTES = 2 << 10  # ... in a broadcast, ...
+    LEAST_PRIVATE_NBYTES = 32 << 10   # ... and of a piece in a private one
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
     CALL_GAPS = 4
     NOBODY = -1
@@ -37,6 +40,15 @@ cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
     return 0 if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER else NOBODY
 
 
+# Return the length of pieces from which the path is measured. The root of a broadcast through slots waits for nobody,
+# so the path matters in shorter ones: 4 and 6 KiB that are written before each call take 0.7 of the time
+# (bench/peers/matrix.py).
+cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
+    if not shared:
+        return LEAST_PRIVATE_NBYTES
+    return LEAST_BROADCAST_NBYTES if c.kind == BROADCAST else LEAST_SHARED_NBYTES
+
+
 # Return the choice that holds for the call, or NULL if this rank knows none. Where ranks share CPUs, the root of a
 # broadcast of private arrays does not find the faster path: with 4 ranks 256 KiB stayed on single copies, which take
 # 1.6 times as long if the array is written before each call.
@@ -46,10 +58,10 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
     if (chooser == NOBODY or c.given != NULL or c.algorithm != AUTO or not g.tuning.single_copy_measured
             or (has_one_giver(g, c) and chooser != g.rank)
             or (g.oversubscribed and c.kind == BROADCAST and not shared)
-            or c.nbytes < (LEAST_SHARED_NBYTES if shared else LEAST_PRIVATE_NBYTES)
+            or c.nbytes < least_measured(c, shared)
             or not (shared or (g.single_copy and is_moved(g, c)))):
         return NULL
-    return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes, LEAST_SHARED_NBYTES)]
+    return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes)]
 
 
 # On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.

@@ -12,7 +12,8 @@ from .segment cimport sr_now_ns
 
 
 cdef enum:
-    SIZE_CLASSES = 16     # calls of about one length are a class
+    SIZE_CLASSES = 16     # calls of about one length are a class, ...
+    FIRST_CLASS_NBYTES = 2 << 10   # ... the first of them from here on
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
     # A trial takes so many calls, or so many bytes, but a few calls at least: the caches take eight calls of 16 MiB to
     # adapt to the other path. Half of the calls suffice if that path takes a third longer, a quarter if twice as long.
@@ -66,10 +67,10 @@ cdef struct Choice:
     uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 
 
-# Return the size class of a length: each is twice as long as the one before. least: the begin of the first.
-cdef inline int size_class(size_t nbytes, size_t least) noexcept nogil:
+# Return the size class of a length: each is twice as long as the one before.
+cdef inline int size_class(size_t nbytes) noexcept nogil:
     cdef int found = 0
-    while found < SIZE_CLASSES - 1 and nbytes >= 2 * least << found:
+    while found < SIZE_CLASSES - 1 and nbytes >= <size_t> 2 * FIRST_CLASS_NBYTES << found:
         found += 1
     return found
 

@@ -15,8 +15,7 @@ from .._core.group cimport (
     first_position, is_before, peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
-from .._core.path_choice cimport LEAST_SHARED_NBYTES
-from .._core.path_trials cimport SIZE_CLASSES
+from .._core.path_trials cimport FIRST_CLASS_NBYTES, SIZE_CLASSES
 from .._core.placement cimport window_nbytes_of
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
@@ -425,7 +424,7 @@ cdef dict chosen_paths(const Group *g, bint shared):
         for at in range(SIZE_CLASSES):
             if g.choice[shared][row][at].used:
                 path = in_place if g.choice[shared][row][at].in_place else "slots"
-                found.setdefault(KINDS[REDUCE_SCATTER + row], {})[LEAST_SHARED_NBYTES << at] = path
+                found.setdefault(KINDS[REDUCE_SCATTER + row], {})[FIRST_CLASS_NBYTES << at] = path
     return found
 
 

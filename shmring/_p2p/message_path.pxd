@@ -20,7 +20,6 @@ from .messages cimport Matching, Message, Peer
 
 
 cdef enum:
-    LEAST_MEASURED_NBYTES = 2 << 10   # begin of the first size class
     # A send through the ring takes a small part of the time until the receiver has answered (bench/peers/matrix.py,
     # ping_pong of 4 KiB).
     SEND_GAPS = 32
@@ -121,7 +120,7 @@ cdef inline uint32_t way_out(const Matching *m, const Peer *p, const Message *me
 
 # Return the choice for messages of a length, in shared or private memory.
 cdef inline Choice *choice_of(Peer *p, const Message *message) noexcept nogil:
-    return &p.choice[message.block != SR_PRIVATE][size_class(message.nbytes, LEAST_MEASURED_NBYTES)]
+    return &p.choice[message.block != SR_PRIVATE][size_class(message.nbytes)]
 
 
 # The path of the first messages of a class: private ones go through the ring, shared ones are read in place. If the

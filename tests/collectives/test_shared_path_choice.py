@@ -112,6 +112,19 @@ def test_ranks_that_give_beside_others_do_not_measure(call_on, kind):
         assert chosen[-1] == {}
 
 
+def measured_sizes(comm, kind):
+    shared = comm.empty(9000, "u1")
+    for nbytes in (2047, 2048, 4096, 8191, 8192):
+        getattr(comm, kind)(shared[:nbytes], 0)
+    return comm.stats()["chosen_paths_of_shared"]
+
+
+def test_broadcasts_are_measured_from_2_kib_on_other_calls_from_8(world_of):
+    classes = dict.fromkeys((2048, 4096, 8192), "zero_copy")
+    assert world_of(2)(measured_sizes, "broadcast") == [{"broadcast": classes}, {}]
+    assert world_of(2)(measured_sizes, "gather") == [{}, {"gather": {8192: "zero_copy"}}]
+
+
 def come_late(comm, kind, rank, late):
     """Let one rank come late to some calls: `late` has their first and last turn, and the seconds."""
     shared, _ = arrays_of(comm, kind)
