@@ -49,15 +49,12 @@ cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
     return LEAST_BROADCAST_NBYTES if c.kind == BROADCAST else LEAST_SHARED_NBYTES
 
 
-# Return the choice that holds for the call, or NULL if this rank knows none. Where ranks share CPUs, the root of a
-# broadcast of private arrays does not find the faster path: with 4 ranks 256 KiB stayed on single copies, which take
-# 1.6 times as long if the array is written before each call.
+# Return the choice that holds for the call, or NULL if this rank knows none.
 cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
     cdef int chooser = chooser_of(g, c)
     cdef bint shared = c.x_block != 0
     if (chooser == NOBODY or c.given != NULL or c.algorithm != AUTO or not g.tuning.single_copy_measured
             or (has_one_giver(g, c) and chooser != g.rank)
-            or (g.oversubscribed and c.kind == BROADCAST and not shared)
             or c.nbytes < least_measured(c, shared)
             or not (shared or (g.single_copy and is_moved(g, c)))):
         return NULL

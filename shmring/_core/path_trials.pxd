@@ -30,7 +30,7 @@ cdef enum:
     ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
     LEAST_GAIN = 32       # bench/peers/matrix.py, as the next two and the calls above
     LEAST_MEAN_GAIN = 16
-    LEAST_GAIN_ON_SHARED_CPUS = 5
+    LEAST_GAIN_ON_SHARED_CPUS = 8
     NOT_TIMED = 0
 
 
