@@ -45,7 +45,7 @@ def key_of(sample: Sample) -> Key:
 
 def build(source: Path, target: Path) -> None:
     """Install the package of a source folder into a folder of its own."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps",
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
            "--disable-pip-version-check", "--target", str(target), str(source)]
     subprocess.run(pip, check=True, cwd=target.parent)
 

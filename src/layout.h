@@ -70,7 +70,7 @@ struct sr_descriptor {
     uint32_t far;                   /* of rank 0: the cores are far apart; holds from the next call on */
     uint32_t ping;                  /* of rank 0: this call measures the distance again */
     uint32_t skew;                  /* bytes before the owner's data in a slot, whosever it is; below SR_CACHE_LINE */
-    uint32_t next_in_place;         /* of the rank that chooses: the path of the next call of this kind and class */
+    uint32_t next_in_place;         /* of rank 0, if it chooses: the path of the next call of this kind and class */
 };
 
 #define SR_PRIVATE UINT64_MAX /* in place of a block: private memory that other ranks read through the kernel */

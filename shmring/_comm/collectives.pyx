@@ -610,23 +610,24 @@ cdef class Collectives:
         cdef Call c
         cdef Operand a, b
         cdef int number
+        cdef bint is_described = False
         if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
             return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, how)
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
         a.held = b.held = False
-        try:
-            try:
-                number = self.root_of(kind, root)
-                given, out = out, self.out_of(kind, x, number, out, like)
-                _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
-                c.out_is_new = out is not given
-            except Exception:
-                self.engine.refuse(kind)
-                raise
+        try:   # one `except` for both errors: each costs a small call a hundredth
+            number = self.root_of(kind, root)
+            given, out = out, self.out_of(kind, x, number, out, like)
+            _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
+            c.out_is_new = out is not given
+            is_described = True
             self.drive(&c)
-        except Mismatch as error:
-            note_shape(error, x)
+        except Exception as error:
+            if not is_described:
+                self.engine.refuse(kind)
+            elif isinstance(error, Mismatch):
+                note_shape(error, x)
             raise
         finally:
             release(&a)

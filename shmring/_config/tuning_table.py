@@ -5,6 +5,7 @@ A table is never trusted: it is used only if it is a small JSON file with number
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -121,6 +122,7 @@ def _check_values(values: Any, limits: Limits) -> None:
             raise Unusable(f"{name} is {value!r:.40}; allowed: {least} to {most}")
 
 
+@functools.cache
 def cpu_model() -> str:
     """Return the kernel's name of the CPU, or on other architectures than x86 its identifiers."""
     wanted = ("model name", "CPU implementer", "CPU part")

@@ -32,10 +32,11 @@ cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
 
 # The skew of this call's slots: data that have the same offset in a cache line as in the user's array are moved by
 # whole lines on both sides. This saves a fifth of the time between far cores, and a twentieth between near ones
-# (bench/peers/peers.py, 1 MiB; large arrays of NumPy begin 16 bytes into a line).
+# (bench/peers/peers.py, 1 MiB; large arrays of NumPy begin 16 bytes into a line). Only slices have a skew, whose items
+# have 1, 2, 4, 8 or 16 bytes.
 cdef inline uint32_t skew_of(Call *c) noexcept nogil:
     cdef uint32_t skew = <uint32_t> (<uintptr_t> c.out & (SR_CACHE_LINE - 1))
-    return skew if skew % c.itemsize == 0 else 0
+    return skew if skew & (c.itemsize - 1) == 0 else 0
 
 
 # True if rank 0 may announce something about the distance in this call: all ranks then wait for its line. That costs
@@ -73,10 +74,11 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
         mine.x_block, mine.x_offset = SR_PRIVATE, <uintptr_t> c.x
     c.single_copy = mine.x_block == SR_PRIVATE
     mine.skew = skew_of(c)
-    mine.far = g.next_far if may_ping(g, c) else g.far
+    mine.far = g.far
     mine.ping = 0
-    if g.rank == 0 and may_ping(g, c):
-        mine.ping = sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
+    if may_ping(g, c):
+        mine.far = g.next_far
+        mine.ping = g.rank == 0 and sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
     c.zero_copy = offers_zero_copy(g, c, g.rank)
     c.ping = False
     c.phase = 0
@@ -86,7 +88,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
 
 
 # Read the descriptors of all ranks: the call is zero-copy only if every rank offers it. Rank 0's descriptor has the new
-# distance, and says whether to measure it again. That of the rank that chooses has the path of the next call.
+# distance, says whether to measure it again, and has the path of the next call, unless one rank alone gives data.
 cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *rank_0 = descriptor(g, c, 0)
     cdef int rank
@@ -96,8 +98,8 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
                 c.zero_copy = False
     g.announced_far = rank_0.far
     c.ping = rank_0.ping != 0
-    if c.choice != NULL:
-        c.choice.in_place = descriptor(g, c, chooser_of(g, c)).next_in_place != 0
+    if c.choice != NULL and not has_one_giver(g, c):
+        c.choice.in_place = rank_0.next_in_place != 0
 
 
 # Rank 0: leave the wait for other ranks' lines out of the time of a measured call. A rank that alone gives data counts

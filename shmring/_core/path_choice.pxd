@@ -51,11 +51,12 @@ cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
 
 # Return the choice that holds for the call, or NULL if this rank knows none.
 cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
-    cdef int chooser = chooser_of(g, c)
     cdef bint shared = c.x_block != 0
-    if (chooser == NOBODY or c.given != NULL or c.algorithm != AUTO or not g.tuning.single_copy_measured
-            or (has_one_giver(g, c) and chooser != g.rank)
-            or c.nbytes < least_measured(c, shared)
+    cdef int chooser
+    if c.nbytes < least_measured(c, shared) or c.given != NULL or c.algorithm != AUTO:
+        return NULL
+    chooser = chooser_of(g, c)
+    if (chooser == NOBODY or not g.tuning.single_copy_measured or (has_one_giver(g, c) and chooser != g.rank)
             or not (shared or (g.single_copy and is_moved(g, c)))):
         return NULL
     return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes)]
