@@ -2,7 +2,7 @@
 
 Builds BASE and the working tree beside each other, runs them in turn, and exits with 1 if the median of
 the paired ratios of any call and size is beyond the given one. Contains the building and the verdict; uses
-crew and interleave.
+crew and interleave. pip gets what the builds need from the package index.
 """
 
 from __future__ import annotations

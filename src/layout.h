@@ -337,7 +337,7 @@ enum sr_cause { SR_NO_ABORT, SR_RANK_FAILED, SR_TIMED_OUT, SR_MISMATCHED, SR_ABO
 /* The sizes from which one method is faster than another, in bytes (shmring/_config/thresholds.py). Rank 0's values
    hold for all ranks, since all ranks must choose alike. */
 struct sr_tuning {
-    uint64_t small_nbytes;            /* up to this sum over the other ranks' messages, each rank folds everything */
+    uint64_t small_nbytes;            /* up to this sum over the other ranks' messages, no reduction is sliced */
     uint64_t far_stream_nbytes;       /* from here on far cores stage, and send messages, with streaming stores */
     uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
     uint64_t chunk_nbytes;            /* chunk of a larger message */

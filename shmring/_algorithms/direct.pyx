@@ -10,9 +10,9 @@ from libc.string cimport memmove
 from .._core.descriptor cimport describe, finish, may_ping, step_lines
 from .._core.group cimport (
     AUTO, BIDIRECTIONAL_RING, BY_CHAIN, BY_MASTER, DONE, DOUBLE_TREE, EXSCAN, FAR, HALVING_DOUBLING, INVALID, MASTER,
-    MISMATCHED, MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, TREE, Call, Cursor, Group, all_reached, begin_call,
-    blocked_on, blocked_on_counter, counter, fingerprint_of, is_before, is_folded, is_moved, is_scan, is_sliced,
-    keeps_single, line_of, publish, publish_line, repeats_last, see_calls_before, takes, verify,
+    MOST_AHEAD, NEAR, PROGRESSED, REDUCE, RING, SCAN, TREE, Call, Cursor, Group, all_reached, begin_call, blocked_on,
+    blocked_on_counter, check_line, counter, fingerprint_of, is_before, is_folded, is_moved, is_scan, is_sliced,
+    keeps_single, publish, publish_line, repeats_last, see_calls_before, takes, verify,
 )
 from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport (
@@ -21,11 +21,11 @@ from .._core.placement cimport (
 )
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_LINE, SR_PAYLOAD_NBYTES, SR_REDUCED, SR_STAGED, sr_call_line, sr_flag, sr_flag_reached,
+    SR_CACHE_LINE, SR_LINE, SR_PAYLOAD_NBYTES, SR_REDUCED, SR_STAGED, sr_flag, sr_flag_reached,
 )
 from .._core.staging cimport (
-    blocked_on_credit, fold_hop, give_credit, has_credit, next_begin, next_chunk, slot, slot_begin, slot_begin_within,
-    slot_end, slot_nbytes, whole_items,
+    blocked_on_credit, chunk_of_reduce, fold_hop, give_credit, has_credit, next_begin, next_chunk, slot, slot_begin,
+    slot_begin_within, slot_end, slot_nbytes, whole_items,
 )
 from .named cimport (
     enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
@@ -35,23 +35,10 @@ from .staged cimport enter_exchange, enter_tiny, step_exchange, step_shared, ste
 
 # ---- large: chunks through slots -----------------------------------------------------------------------------
 
-cdef enum:
-    # For a reduce whose message other calls would move as one chunk.
-    LEAST_CHUNK_NBYTES = 64 << 10
-    MOST_CHUNK_NBYTES = 128 << 10
-
-
-# The length of a chunk. Data of a reduce go one way, so its root can copy a chunk while the other ranks fold the next:
-# several chunks take a tenth less time than one from 96 KiB to 1 MiB (bench/peers/peers.py). In an all_reduce every
-# rank folds and copies.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
-    cdef size_t quarter
     if c.nbytes > g.tuning.one_chunk_nbytes:
         return whole_items(c, g.tuning.chunk_nbytes)
-    if c.kind != REDUCE:
-        return c.nbytes
-    quarter = max(min(c.nbytes // 4, <size_t> MOST_CHUNK_NBYTES), <size_t> LEAST_CHUNK_NBYTES)
-    return min(c.nbytes, whole_items(c, quarter))
+    return chunk_of_reduce(c) if c.kind == REDUCE else c.nbytes
 
 
 # The length of a chunk in the cached window: chunks have equal lengths, so that the last is not short. If ranks swap
@@ -97,8 +84,8 @@ cdef inline void advance(Group *g, Call *c, Cursor *cursor, uint64_t slot_at, si
     cursor.offset += nbytes
 
 
-# The begin of the owner's slice of a chunk or of a whole array, in bytes. It is the end of the slice before. The
-# algorithm "master" differs only here: rank 0 has all.
+# The begin of the owner's slice of a chunk or of a whole array, in bytes, which is the end of the slice before. With
+# the algorithm "master" the slice of rank 0 is everything.
 cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
     if c.algorithm == MASTER:
         return 0 if owner == 0 else nbytes
@@ -224,8 +211,8 @@ cdef void fold_chunk(Group *g, Call *c) noexcept nogil:
     publish(g, SR_REDUCED, c.fold.position)
 
 
-# True if this rank writes the result of its slice into the place of rank's data for it. If it does not write back, it
-# writes once, into its own place.
+# True if this rank, the owner of a slice, stores the result over the data that `rank` has staged for it. An owner that
+# does not write back stores the result once, in its own slot.
 cdef inline bint places_result_for(Group *g, Call *c, int rank) noexcept nogil:
     if writes_back(g, c):
         return rank != g.rank and takes(g, c, rank)
@@ -358,17 +345,12 @@ cdef int step_chain(Group *g, Call *c) noexcept nogil:
 # As step_lines. A rank that repeats its last call looks only at the line of the rank before it, which has compared its
 # call with those of all ranks before. As in staged, the lines of later ranks are compared some calls later.
 cdef int step_line_before(Group *g, Call *c) noexcept nogil:
-    cdef sr_call_line *line
+    cdef int status = DONE
     if not repeats_last(g, c) or may_ping(g, c) or c.zero_copy:
         return step_lines(g, c)
     if g.rank > 0:
-        line = line_of(g, g.rank - 1, c.seq)
-        if not sr_flag_reached(&line.seq, c.seq):
-            return blocked_on(c, &line.seq, c.seq, g.rank - 1)
-        if line.fingerprint != c.fingerprint:
-            c.awaited.rank = g.rank - 1
-            return MISMATCHED
-    return see_calls_before(g, c)
+        status = check_line(g, c, g.rank - 1, c.seq, c.fingerprint)
+    return see_calls_before(g, c) if status == DONE else status
 
 
 cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
@@ -464,13 +446,20 @@ cdef int step_alone(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# The most bytes of other ranks' arrays that a rank reads in an all_reduce or reduce in which it folds whole arrays. In
-# a reduce of two ranks the root folds while the other rank stages, so both work anyway: with slices 16 KiB to 64 MiB
-# take 1.1 to 1.4 times as long (bench/peers/peers.py --call reduce). If ranks share CPUs, slices save no time either.
-# Folds of 16- and 8-bit floats take longer than copies, so ranks share them.
+cdef enum:
+    MOST_READ_NBYTES = 512 << 10   # by the root of a reduce on shared CPUs; measured with 4 and 8 ranks on 2 CPUs
+
+
+# The most bytes of other ranks' arrays that a rank reads in an all_reduce or reduce in which it folds whole arrays.
+# - In a reduce of two ranks the root folds a chunk while the other rank stages the next, so both work. With slices
+#   16 KiB to 64 MiB take 1.1 to 1.4 times as long (bench/peers/peers.py --call reduce).
+# - If ranks share CPUs, slices of few data save no time either.
+# - Folds of 16- and 8-bit floats take longer than copies, so ranks share them.
 cdef inline size_t most_read(const Group *g, const Call *c) noexcept nogil:
-    if c.kind == REDUCE and (g.size == 2 or g.oversubscribed) and not sr_dtype_is_widened(c.dtype):
+    if c.kind == REDUCE and g.size == 2 and not sr_dtype_is_widened(c.dtype):
         return <size_t> -1
+    if c.kind == REDUCE and g.oversubscribed and not sr_dtype_is_widened(c.dtype):
+        return MOST_READ_NBYTES
     if c.kind == REDUCE or g.oversubscribed:
         return g.tuning.small_nbytes
     return g.tuning.small_all_reduce_nbytes

@@ -1,7 +1,7 @@
 # The collectives whose results come straight from what other ranks staged. Chunk by chunk a rank stages the part of its
 # x that others need, and takes its own part by copying (broadcast, scatter, gather, all_gather, all_to_all) or by
-# folding (small all_reduce and reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so a
-# message of one chunk needs one synchronisation. A tiny message lies in the call line itself.
+# folding (small all_reduce, most of reduce, reduce_scatter, scan, exscan). The call line announces the first chunk, so
+# a message of one chunk needs one synchronisation. A tiny message lies in the call line itself.
 #
 # Every function returns at once and records in call.awaited what the call waits for.
 
@@ -10,11 +10,11 @@ from libc.string cimport memcpy
 
 from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_zero_copy, step_lines
 from .._core.group cimport (
-    ABORTED, ALL_GATHER, ALL_TO_ALL, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE, SCAN,
-    SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
-    blocked_on, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan, is_sliced,
-    is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last,
-    runs_here, see_calls_before, shared_address, takes,
+    ABORTED, ALL_GATHER, ALL_TO_ALL, BLOCKED, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE,
+    SCAN, SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
+    blocked_on, check_line, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan,
+    is_sliced, is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last, runs_here,
+    see_calls_before, shared_address, takes,
 )
 from .._core.placement cimport (
     copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
@@ -22,12 +22,13 @@ from .._core.placement cimport (
 )
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
-    SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED, sr_call_line,
+    SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED,
     sr_descriptor, sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task,
     sr_single_copy,
 )
 from .._core.staging cimport (
-    blocked_on_credit, fold_sources, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
+    blocked_on_credit, chunk_of_reduce, fold_sources, give_credit, has_credit, next_begin, next_chunk,
+    slot_begin_within, slot_nbytes,
 )
 
 
@@ -176,15 +177,12 @@ cdef inline bint goes_ahead(Group *g, Call *c) noexcept nogil:
 
 # As await_lines, but only for the ranks that give this rank data.
 cdef int await_givers(Group *g, Call *c) noexcept nogil:
-    cdef sr_call_line *line
+    cdef int status
     while c.giver < g.size:
         if takes_from(g, c, g.rank, c.giver):
-            line = line_of(g, c.giver, c.seq)
-            if not sr_flag_reached(&line.seq, c.seq):
-                return blocked_on_giver(g, c)
-            if line.fingerprint != c.fingerprint:
-                c.awaited.rank = c.giver
-                return MISMATCHED
+            status = check_line(g, c, c.giver, c.seq, c.fingerprint)
+            if status != DONE:
+                return blocked_on_giver(g, c) if status == BLOCKED else status
         c.giver += 1
     return see_calls_before(g, c)
 
@@ -199,7 +197,7 @@ cdef int blocked_on_giver(Group *g, Call *c) noexcept nogil:
     return blocked_on(c, &line_of(g, c.giver, c.seq).seq, c.seq, c.giver)
 
 
-# True if all ranks that give this rank data have shared arrays. Their call lines have arrived.
+# True if all ranks that give this rank data offer them in place. Their call lines have arrived.
 cdef inline bint givers_offer_zero_copy(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
@@ -209,7 +207,7 @@ cdef inline bint givers_offer_zero_copy(Group *g, Call *c) noexcept nogil:
 
 
 # As step_lines. A rank that only takes learns from the lines of its givers whether the call is zero-copy. A rank that
-# gives knows it alone only if its own array is private.
+# gives knows it without the other lines only if it has staged its own array.
 cdef int step_givers_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(g, c, g.rank)):
@@ -260,6 +258,8 @@ cdef void enter_exchange(Group *g, Call *c) noexcept nogil:
         # Whole cache lines are whole items of all dtypes that are folded.
         c.chunk_nbytes = most_in_slot // (g.size - 1 if is_split(c) else 1)
         c.chunk_nbytes = max(c.chunk_nbytes & ~<size_t> (SR_CACHE_LINE - 1), <size_t> SR_CACHE_LINE)
+    if c.kind == REDUCE:
+        c.chunk_nbytes = min(c.chunk_nbytes, chunk_of_reduce(c))
     c.backwards = goes_backwards(c)
     c.stage.position = c.copy.position = g.position
 
@@ -332,7 +332,7 @@ cdef void stage_and_publish(Group *g, Call *c) noexcept nogil:
     publish(g, SR_STAGED, c.stage.position)
 
 
-# True if the giver's call line announced the chunk. It announces the first one, unless the giver's array is shared.
+# True if the giver's call line announced the chunk: it announces the first one, if the giver has staged it.
 cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
     return c.copy.offset == 0 and not offers_zero_copy(g, c, giver)
 

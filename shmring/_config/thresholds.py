@@ -88,7 +88,8 @@ OF_PROCESSOR: dict[str, dict[str, int]] = {
 # - In a small all_reduce each rank reads all other arrays. Beyond these sizes it is faster if each rank
 #   reduces a slice: this takes 0.7 of the time with 8 ranks at 4 KiB and with 5 ranks at 8 KiB, and 0.6 with
 #   16 ranks at 1 KiB.
-#   In a small reduce only the root reads the arrays, and that is faster up to 64 KiB.
+#   In a small reduce only the root reads the arrays, and among three ranks and more that is faster up to
+#   64 KiB.
 # There is a message ring for each pair of ranks, and few of them are used, so those of many ranks are short.
 OF_RANKS: dict[tuple[str, int], dict[str, int]] = {
     ("", 4): {"chain_nbytes": 256 * KIB},

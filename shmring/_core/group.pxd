@@ -311,7 +311,7 @@ cdef inline unsigned char *piece_from(const Call *c, int rank) noexcept nogil:
     return c.out + (<size_t> rank * c.nbytes if is_joined(c) else 0)
 
 
-# True if a large call is reduced slice by slice: each slice by one rank, which stores its result for other ranks.
+# True for all_reduce and reduce, in which each rank may reduce one slice and store its result for other ranks.
 cdef inline bint is_sliced(const Call *c) noexcept nogil:
     return c.kind == ALL_REDUCE or c.kind == REDUCE
 
@@ -334,7 +334,7 @@ cdef inline bint is_moved(const Group *g, const Call *c) noexcept nogil:
     return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and keeps_single(c))
 
 
-# True if other ranks take data of rank's x. If each rank reduces a slice, they read parts of the root's x as well.
+# True if other ranks take data of rank's x. If a reduce is cut into slices, they also read parts of the root's x.
 cdef inline bint gives(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank == c.root
@@ -395,7 +395,7 @@ cdef inline int blocked_on_counter(Group *g, Call *c, int which, uint64_t target
     return blocked_on(c, counter(g, first, which), target, first)
 
 
-# True if the counters of all other ranks have reached the target. *peer counts the ranks that are known to have.
+# True if the counters of all other ranks have reached the target. *peer: those of all ranks before it have.
 cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) noexcept nogil:
     while peer[0] < g.size:
         if peer[0] != g.rank and not sr_flag_reached(counter(g, peer[0], which), target):
@@ -474,22 +474,21 @@ cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     record_call(g, c)
 
 
-# Publish this rank's line of the call. Its payload has been written before. Pairs with verify_next, and with
-# await_givers of _algorithms/staged.pyx.
+# Publish this rank's line of the call. Its payload has been written before. Pairs with check_line.
 cdef inline void publish_line(Group *g, Call *c) noexcept nogil:
     cdef sr_call_line *line = line_of(g, g.rank, c.seq)
     line.fingerprint = c.fingerprint
     sr_flag_publish(&line.seq, c.seq, &g.me.event)
 
 
-# True if rank has not published its line of call seq; rank is another one.
+# True if another rank has not published its line of call seq; False for this rank.
 cdef inline bint is_late(Group *g, int rank, uint64_t seq) noexcept nogil:
     return rank != g.rank and not sr_flag_reached(&line_of(g, rank, seq).seq, seq)
 
 
-# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it. If there are many ranks, each draws
-# the late rank that it awaits: half of the others have come when it comes. If it awaited the first late rank, it would
-# sleep once for each rank.
+# As blocked_on_counter, for the line of call seq of c.peer or of a rank after it. From MANY_RANKS ranks on, a rank
+# draws the late rank that it awaits: on average half of the late ranks enter the call before that one. A rank that
+# always awaited the first late rank would sleep once for each late rank.
 cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     cdef int rank, nlate = 0, awaited = c.peer
     cdef bint runs, some_run = False
@@ -507,19 +506,27 @@ cdef inline int blocked_on_line(Group *g, Call *c, uint64_t seq) noexcept nogil:
     return blocked_on(c, &line_of(g, awaited, seq).seq, seq, awaited)
 
 
-# Return DONE once the lines of all ranks for call g.verified + 1 have arrived and agree. Pairs with publish_line.
+# Return DONE if rank's line for call seq has arrived and has this fingerprint. Pairs with publish_line.
+cdef inline int check_line(Group *g, Call *c, int rank, uint64_t seq, uint64_t fingerprint) noexcept nogil:
+    cdef sr_call_line *line = line_of(g, rank, seq)
+    if not sr_flag_reached(&line.seq, seq):
+        return blocked_on(c, &line.seq, seq, rank)
+    if line.fingerprint != fingerprint:
+        c.awaited.rank = rank
+        c.mismatch_seq = seq
+        return MISMATCHED
+    return DONE
+
+
+# Return DONE once the lines of all ranks for call g.verified + 1 have arrived and agree.
 cdef inline int verify_next(Group *g, Call *c, uint64_t fingerprint) noexcept nogil:
     cdef uint64_t seq = g.verified + 1
-    cdef sr_call_line *line
+    cdef int status
     while c.peer < g.size:
         if c.peer != g.rank:
-            line = line_of(g, c.peer, seq)
-            if not sr_flag_reached(&line.seq, seq):
-                return blocked_on_line(g, c, seq)
-            if line.fingerprint != fingerprint:
-                c.awaited.rank = c.peer
-                c.mismatch_seq = seq
-                return MISMATCHED
+            status = check_line(g, c, c.peer, seq, fingerprint)
+            if status != DONE:
+                return blocked_on_line(g, c, seq) if status == BLOCKED else status
         c.peer += 1
     c.peer = 0
     g.verified = seq

@@ -3,9 +3,9 @@
 # data that were just written, reading in place for data that were not. The results have the same bits either way. So
 # one rank chooses by trials (path_trials.pxd).
 #
-# If one rank alone gives data, that rank chooses: it reads nothing, and its call line tells the others. In other calls
-# rank 0 chooses. All ranks must take the same path, so the rank that chooses announces in its descriptor of each call
-# the path of the next call of the class.
+# If one rank alone gives data, that rank chooses. It takes the path at once: the other ranks see in its call line where
+# the data are. In other calls rank 0 chooses, and all ranks must take the same path. So rank 0 writes into its
+# descriptor of each call the path of the next call of the class.
 
 from libc.stddef cimport size_t
 
@@ -40,9 +40,9 @@ cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
     return 0 if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER else NOBODY
 
 
-# Return the length of pieces from which the path is measured. The root of a broadcast through slots waits for nobody,
-# so the path matters in shorter ones: 4 and 6 KiB that are written before each call take 0.7 of the time
-# (bench/peers/matrix.py).
+# Return the least length of pieces whose path is measured. It is less in a broadcast, whose root does not wait until
+# the others have read if the data go through slots: 4 and 6 KiB that are written before each call then take 0.7 of the
+# time in place (bench/peers/matrix.py). On shared CPUs shorter arrays than g.zero_copy_nbytes count as private.
 cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
     if not shared:
         return LEAST_PRIVATE_NBYTES
@@ -75,8 +75,8 @@ cdef inline Timing timing_of(const Group *g, const Call *c) noexcept nogil:
     return MEAN_CALL if has_one_giver(g, c) else FASTEST_CALL
 
 
-# The chooser: note a call that has ended. A rank that alone gives data takes the next path at once: it announces it to
-# nobody, and does not always read descriptors.
+# The chooser: note a call that has ended. A rank that alone gives data takes the new path in its next call, since no
+# other rank has to know the path in advance.
 cdef inline void note_path(const Group *g, const Call *c, bint in_place) noexcept nogil:
     note_call(c.choice, timing_of(g, c), READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns, c.gap_ns)
     if has_one_giver(g, c):

@@ -1,9 +1,11 @@
 # Trials of the paths of calls or messages. Which path is fastest depends on what the caches hold and on how far apart
 # the cores are, so one rank measures: it times the calls of each class. From time to time it tries the other path for a
-# few calls, and keeps it if it is faster. The first trial comes after a number of calls that the caller gives, the next
-# after 16 if the path has changed, and else after four times as many as before, up to 512 or more: the more a trial has
-# cost, the later the next one comes. It comes after a quarter of that if the calls of the present path have become a
-# quarter faster or a third slower.
+# few calls, and keeps it if it is faster.
+#
+# The caller gives the interval before the first trial. After a trial that has changed the path, the interval is 16
+# calls. After any other trial it is four times as long as before, at most 512 to 2048 calls: the more the trial has
+# cost, the more. If calls of the present path have become a quarter faster or a third slower, the next trial comes
+# after a quarter of the interval.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -12,23 +14,26 @@ from .segment cimport sr_now_ns
 
 
 cdef enum:
-    SIZE_CLASSES = 16     # calls of about one length are a class, ...
+    SIZE_CLASSES = 18     # calls of about one length are a class, ...
     FIRST_CLASS_NBYTES = 2 << 10   # ... the first of them from here on
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
-    # A trial takes so many calls, or so many bytes, but a few calls at least: the caches take eight calls of 16 MiB to
-    # adapt to the other path. Half of the calls suffice if that path takes a third longer, a quarter if twice as long.
+    # A trial counts TRIED_CALLS calls, or as many as move TRIED_NBYTES, but at least LEAST_TRIED_CALLS: the caches take
+    # eight calls of 16 MiB to adapt to the other path. The trial ends after half of the calls if that path takes a
+    # third longer, and after a quarter if it takes twice as long.
     TRIED_CALLS = 12
     TRIED_NBYTES = 192 << 20
     LEAST_TRIED_CALLS = 6
-    # Through slots or a ring, the first calls of a trial do not count: the lines are not yet in the sender's cache
-    # (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). Half of them suffice if they take thrice as long.
+    # Through slots or a ring, settling calls come first, which do not count: as many as use each line once, since the
+    # lines are not yet in the sender's cache (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). The trial
+    # ends after half of them if they take thrice as long.
     MOST_SETTLING_CALLS = 32
-    CALLS_PER_LOST = 64   # calls up to the next trial, for each call of the usual path that the last one has cost; ...
-    LEAST_INTERVAL = 512  # ... at least, after some trials, ...
-    MOST_INTERVAL = 2048  # ... and at most
-    SOONER = 4            # one in so many of them if something has changed
+    CALLS_PER_LOST = 64   # the interval grows to so many calls for each call's time that the last trial has cost, ...
+    LEAST_INTERVAL = 512  # ... but at least to this, ...
+    MOST_INTERVAL = 2048  # ... and at most to this
+    SOONER = 4            # the interval is divided by this if the times of calls have changed
     ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
-    LEAST_GAIN = 32       # bench/peers/matrix.py, as the next two and the calls above
+    # The other path has to save one in so many of the time (bench/peers/matrix.py, as for the calls above).
+    LEAST_GAIN = 32
     LEAST_MEAN_GAIN = 16
     LEAST_GAIN_ON_SHARED_CPUS = 8
     NOT_TIMED = 0
@@ -44,7 +49,7 @@ cdef enum Timing:
     MEAN_ON_SHARED_CPUS
 
 
-# The paths.
+# The two paths that trials compare. Those of group.pxd's Path are for stats.
 cdef enum:
     THROUGH_SLOTS    # or through a ring
     READ_IN_PLACE
@@ -58,7 +63,7 @@ cdef struct Choice:
     int tried                  # in a trial the other path; else `best`
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
-    uint32_t most_gaps         # the time before a call counts up to so many times the time of the call
+    uint32_t most_gaps         # the gap before a call counts at most so many times the time of the call
     size_t lap_nbytes          # length of the slots or of the ring
     uint32_t settling, wanted  # calls of this trial that do not count, and those after them that do
     uint32_t timed             # calls of the present path in this trial or window
@@ -67,7 +72,7 @@ cdef struct Choice:
     uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 
 
-# Return the size class of a length: each is twice as long as the one before.
+# Return the size class of a length. Each class begins at twice the length of the one before; the last has no end.
 cdef inline int size_class(size_t nbytes) noexcept nogil:
     cdef int found = 0
     while found < SIZE_CLASSES - 1 and nbytes >= <size_t> 2 * FIRST_CLASS_NBYTES << found:
@@ -128,9 +133,9 @@ cdef inline uint64_t least_gain(Timing timing) noexcept nogil:
     return LEAST_MEAN_GAIN if timing == MEAN_CALL else LEAST_GAIN
 
 
-# Note a call that has ended. begin_ns: 0 if it was not timed. The first call of a trial follows one of the other path,
-# so it does not count. If all ranks give data, it still takes the path announced before, and the second does not count
-# either.
+# Note a call that has ended. begin_ns: 0 if it was not timed. The first call on another path does not count, since it
+# follows a call on the old one. If all ranks give data, the path is announced a call ahead: the first call of a trial
+# still takes the old path, and the second one does not count.
 cdef inline void note_call(Choice *choice, Timing timing, int path, size_t nbytes, uint64_t begin_ns,
                            uint64_t gap_ns) noexcept nogil:
     cdef bint follows_timed = choice.ended_ns != NOT_TIMED

@@ -150,8 +150,8 @@ cdef inline size_t pitch_of(Group *g, size_t nbytes) noexcept nogil:
     return ((nlines + g.size - 1) // g.size + 1) * SR_CACHE_LINE
 
 
-# The place of rank's data for the owner of the slice that begins at `begin`; if rank is the owner, of the result that
-# all ranks read.
+# The place in which `rank` stages its data for the owner of the slice that begins at `begin`. If `rank` is the owner,
+# this is the place of the result, which all ranks read.
 cdef inline unsigned char *place_of_slice(Group *g, Call *c, int rank, int owner, uint64_t slot_at, size_t nbytes,
                                           size_t begin) noexcept nogil:
     cdef size_t skew = descriptor(g, c, rank).skew & (SR_CACHE_LINE - 1)
@@ -171,8 +171,8 @@ cdef inline unsigned char *place_of_result(Group *g, Call *c, int owner, uint64_
 # ---- stores that bypass the caches -----------------------------------------------------------------------------------
 
 # True if the result is written by streaming stores, which bypass the cache. They save no load in new pages, which the
-# kernel has just cleared, nor in place, where the line has just been read. A reduce_scatter is in place if out is this
-# rank's piece of x.
+# kernel has just cleared. In place the line has just been read, so they pay only in longer arrays. A reduce_scatter is
+# in place if out is this rank's piece of x.
 cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
     if c.out_is_new:
         return False

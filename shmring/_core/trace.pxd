@@ -81,12 +81,14 @@ cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexc
 
 # The bytes that a step has staged, folded or copied: the largest of the three. 0 for algorithms whose cursors count
 # something else, such as chunks.
-cdef inline uint64_t moved_nbytes(Call *c, const Call *before) noexcept nogil:
-    cdef int64_t most = <int64_t> (c.stage.offset - before.stage.offset)
+cdef inline uint64_t moved_nbytes(Group *g, Call *c, const Call *before) noexcept nogil:
+    cdef int64_t most = max(<int64_t> (c.stage.offset - before.stage.offset), 0)
     if c.algorithm != AUTO and c.algorithm != DIRECT and c.algorithm != MASTER:
         return 0
     most = max(most, <int64_t> (c.fold.offset - before.fold.offset))
-    return max(most, <int64_t> (c.copy.offset - before.copy.offset), 0)
+    if takes(g, c, g.rank):   # a rank that takes nothing passes over all chunks at once
+        most = max(most, <int64_t> (c.copy.offset - before.copy.offset))
+    return most
 
 
 cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
@@ -112,7 +114,7 @@ cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
     end_wait_traced(t, g, begin_ns)
     if traced != NTRACED:
         s = next_slice(t, traced, begin_ns, end_ns)
-        s.nbytes = g.stats.bytes_over_wire - over_wire if is_outer else moved_nbytes(c, &before)
+        s.nbytes = g.stats.bytes_over_wire - over_wire if is_outer else moved_nbytes(g, c, &before)
         s.call.number = g.recorded.number
     if status == BLOCKED and t.blocked_ns == 0:
         t.blocked_ns, t.awaited, t.over_wire = end_ns, c.awaited.rank, g.stats.bytes_over_wire

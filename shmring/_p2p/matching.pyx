@@ -62,10 +62,9 @@ cdef void complete(Matching *m, Message *message) noexcept nogil:
         m.npending -= 1
 
 
-# A receive that was incomplete when the communicator aborted never becomes complete. Its bytes may be in pages of a
-# shared array that were already copied when the array became private. (Between the abort and such a copy much Python
-# code runs, so bytes written before this check of the abort word are in the copy.) The message then stays in no list,
-# and a rank that waits for it sees the abort.
+# No receive becomes complete after an abort. Shared arrays then become private copies, and bytes that arrive in the
+# shared pages later are not in the copy. Much Python code runs between the abort and the copy, so bytes that were
+# written before this check are in it. The message then stays in no list, and a rank that waits for it sees the abort.
 cdef inline void complete_receive(Matching *m, Message *message) noexcept nogil:
     if sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
         complete(m, message)
@@ -389,10 +388,10 @@ cdef void stage_offers(Matching *m) noexcept nogil:
         p = &m.peer[rank]
         message = p.first_send
         while message != NULL:
-            message.has_place = False   # of those that have not begun
+            message.has_place = False   # a message that has not begun is not offered any more
             if message.path == READ_IN_PLACE and message.offering == NOT_OFFERED:   # there was no room for the offer
                 message.path = THROUGH_SLOTS
-            message.offered_ns = 0
+            message.offered_ns = 0   # an open offer is overdue, so step_sends puts it into the ring
             message = message.next
     step_sends(m)
 
@@ -933,8 +932,8 @@ cdef int poll_peers(Matching *m, Message *message, Wait *wait, uint64_t now) noe
 # ---- in the background -----------------------------------------------------------------------------------------
 
 # Advance one communicator's messages in the progress thread. The thread keeps polling while transfers were pending
-# recently, so that a caller need not wake it for each transfer. It waits for the event only if a message is partly
-# transferred.
+# recently, so that a caller need not wake it for each transfer. Then it sleeps on the event of the communicator only if
+# a message is being received, or if a send or a receipt is pending.
 cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
     cdef Matching *m = <Matching *> e
     cdef uint64_t now = sr_now_ns()

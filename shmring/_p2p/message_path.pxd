@@ -15,13 +15,13 @@ from .._core.path_trials cimport (
     next_path, note_call, size_class,
 )
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
-from .._core.spsc_ring cimport sr_ring_load_taken, sr_ring_set_piece
+from .._core.spsc_ring cimport sr_ring_end, sr_ring_load_taken, sr_ring_set_piece
 from .messages cimport Matching, Message, Peer
 
 
 cdef enum:
-    # A send through the ring takes a small part of the time until the receiver has answered (bench/peers/matrix.py,
-    # ping_pong of 4 KiB).
+    # The gap before a message counts at most so many times the time of the send: a send into the ring ends long before
+    # the receiver answers (bench/peers/matrix.py, ping_pong of 4 KiB).
     SEND_GAPS = 32
     # A load of a word that another core has stored takes 10 to 40 ns between near cores of an EPYC, and 100 to 130 ns
     # between far ones.
@@ -82,9 +82,14 @@ cdef enum:   # bench/peers/matrix.py, ping_pong and stream
     LONG_NBYTES = 256 << 10
 
 
+# True if a message of nbytes passes through the ring in long pieces.
+cdef inline bint has_long_pieces(const sr_ring_end *ring, size_t nbytes) noexcept nogil:
+    return nbytes >= LONG_NBYTES and ring.nbytes >= 8 * LONG_PIECE_NBYTES
+
+
 # The length of the pieces of a message in the ring: the receiver copies one while the sender copies the next one.
 cdef inline size_t piece_nbytes_of(const Peer *p, size_t nbytes) noexcept nogil:
-    if nbytes >= LONG_NBYTES and p.out.nbytes >= 8 * LONG_PIECE_NBYTES:
+    if has_long_pieces(&p.out, nbytes):
         return LONG_PIECE_NBYTES
     return min(max(nbytes // 4 // LEAST_PIECE_NBYTES, <size_t> 1) * LEAST_PIECE_NBYTES, <size_t> USUAL_PIECE_NBYTES)
 
@@ -92,7 +97,7 @@ cdef inline size_t piece_nbytes_of(const Peer *p, size_t nbytes) noexcept nogil:
 # ---- the copy out of the ring ----------------------------------------------------------------------------------------
 
 cdef enum:
-    SHORT_RECEIVES = 16   # so many receives at once may be written by streaming stores, but not more and shorter ones
+    SHORT_RECEIVES = 16   # no receive is streamed that is shorter than one in so many of stream_out_nbytes
     MOST_IN_TURN_NBYTES = 1 << 20   # bench/peers/matrix.py, ping_pong and stream
 
 
@@ -111,7 +116,8 @@ cdef inline uint32_t way_out(const Matching *m, const Peer *p, const Message *me
         return SR_COPY_ORDINARY
     if is_streamed_out(m, message, nbytes):
         return SR_COPY_STREAMING
-    if m.g.far and LONG_NBYTES <= nbytes <= MOST_IN_TURN_NBYTES and nbytes < m.g.tuning.far_stream_nbytes:
+    if (m.g.far and has_long_pieces(&p.inward, nbytes) and nbytes <= MOST_IN_TURN_NBYTES
+            and nbytes < m.g.tuning.far_stream_nbytes):
         return SR_COPY_IN_TURN
     return SR_COPY_ORDINARY
 
@@ -133,7 +139,7 @@ cdef inline int first_path(const Group *g, const Message *message) noexcept nogi
     return THROUGH_SLOTS
 
 
-# Begin a send that is the first to the peer: choose its path.
+# Begin the send at the head of the peer's queue: choose its path.
 cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nogil:
     cdef Choice *choice
     message.has_begun = True

@@ -132,8 +132,8 @@ cdef struct Peer:
     # By size class the paths of messages to the peer, first of private and then of shared arrays; allocated when `out`
     # is opened.
     Choice[SIZE_CLASSES] *choice
-    sr_receipts *receipts    # for messages to the peer; and one bit for each number of a receipt that this rank
-    uint64_t *numbers_in_use   # ... waits for. NULL until a message to the peer wants a receipt
+    sr_receipts *receipts    # of messages to the peer; NULL until a send wants one
+    uint64_t *numbers_in_use   # a bit for each number of a receipt that a send waits for; NULL as above
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
     Message *first_unmatched   # sends that wait for nothing but their receipt
     bint receiving           # a message from the peer is being received:
@@ -141,8 +141,8 @@ cdef struct Peer:
     Reading reading
     uint64_t place           # ... if its sender has offered it
     uint64_t block
-    Message *receiver        # ... into the memory of this receive; if that fails, the message is discarded; or
-    UnexpectedMessage *unexpected             # ... into this; both NULL: the message is discarded
+    Message *receiver        # the receive that gets the message, ...
+    UnexpectedMessage *unexpected   # ... or the memory that keeps it; both NULL: the message is discarded
 
 
 # Once the progress thread knows of this, only the holder of `stepper` may touch it.

@@ -31,7 +31,8 @@ cdef inline bint fits_into_ring(Peer *p, const Message *message) noexcept nogil:
             and sr_ring_has_room(&p.out, sr_ring_message_nbytes(&p.out, message.nbytes)))
 
 
-# Offer the message, and wait for the end of the offer. Nothing follows an offer in the ring until then.
+# Offer the message, or look how its offer stands. Return SR_RING_WAIT until the offer has ended: until then the sender
+# puts nothing else into the ring. A message whose offer is refused or overdue goes through the ring.
 cdef inline int push_offer(Peer *p, Message *message) noexcept nogil:
     cdef int state
     if message.offering != OFFERED:

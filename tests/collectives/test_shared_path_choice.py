@@ -119,10 +119,10 @@ def measured_sizes(comm, kind):
     return comm.stats()["chosen_paths_of_shared"]
 
 
-def test_broadcasts_are_measured_from_2_kib_on_other_calls_from_8(world_of):
+def test_broadcasts_are_measured_from_2_kib_on_other_calls_from_8(call_on):
     classes = dict.fromkeys((2048, 4096, 8192), "zero_copy")
-    assert world_of(2)(measured_sizes, "broadcast") == [{"broadcast": classes}, {}]
-    assert world_of(2)(measured_sizes, "gather") == [{}, {"gather": {8192: "zero_copy"}}]
+    assert call_on(2, 2, measured_sizes, "broadcast") == [{"broadcast": classes}, {}]
+    assert call_on(2, 2, measured_sizes, "gather") == [{}, {"gather": {8192: "zero_copy"}}]
 
 
 def come_late(comm, kind, rank, late):

@@ -186,6 +186,20 @@ def test_the_last_rank_reduces_too(world_of, tmp_path):
             assert "reduce" in {one["cat"] for one in slices if one["args"].get("number") == number}
 
 
+def reduce_late(comm, path):
+    with comm.trace(path):
+        if comm.rank == 0:
+            time.sleep(0.05)  # until the slots of rank 1 are full
+        comm.reduce(np.ones(100_000, "u1"), root=0)
+
+
+def test_bytes_that_a_rank_stages_are_counted_once(world_of, tmp_path):
+    path = tmp_path / "t.json"
+    world_of(2, SHMRING_CHUNK=4096, SHMRING_DEPTH=3)(reduce_late, path)
+    staged = [one for one in tracks(read(path))["rank 1 of 2"] if one["cat"] == "stage"]
+    assert sum(one["args"]["nbytes"] for one in staged) == 100_000
+
+
 def pass_on(comm, path):
     with comm.trace(path):
         x = np.full(1000, comm.rank, "f8")

@@ -316,7 +316,7 @@ def test_a_threshold_without_an_effect_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(tune, "usable_cpus", lambda: 2)
     of = {ranks: {question.name for question in tune.QUESTIONS if question.is_for(ranks)} for ranks in (2, 3)}
     assert of[2] - of[3] == {"small_all_reduce_nbytes"}  # ranks that share CPUs use small_nbytes
-    assert of[3] - of[2] == {"chain_nbytes", "small_nbytes"}  # two ranks reduce no slices
+    assert of[3] - of[2] == {"chain_nbytes", "small_nbytes"}  # two ranks slice no reduce of float32
 
 
 def test_a_scatter_is_not_measured_while_its_threshold_is_asked_for(monkeypatch):
