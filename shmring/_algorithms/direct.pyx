@@ -35,6 +35,7 @@ from .staged cimport enter_exchange, enter_tiny, step_exchange, step_shared, ste
 
 # ---- large: chunks through slots -----------------------------------------------------------------------------
 
+# The length of a chunk, unless the message keeps to the cached window.
 cdef inline size_t chunk_of(Group *g, Call *c) noexcept nogil:
     if c.nbytes > g.tuning.one_chunk_nbytes:
         return whole_items(c, g.tuning.chunk_nbytes)
@@ -452,7 +453,7 @@ cdef enum:
 
 # The most bytes of other ranks' arrays that a rank reads in an all_reduce or reduce in which it folds whole arrays.
 # - In a reduce of two ranks the root folds a chunk while the other rank stages the next, so both work. With slices
-#   16 KiB to 64 MiB take 1.1 to 1.4 times as long (bench/peers/peers.py --call reduce).
+#   16 KiB to 64 MiB take up to 1.4 times as long (bench/peers/peers.py --call reduce).
 # - If ranks share CPUs, slices of few data save no time either.
 # - Folds of 16- and 8-bit floats take longer than copies, so ranks share them.
 cdef inline size_t most_read(const Group *g, const Call *c) noexcept nogil:
