@@ -12,9 +12,9 @@ from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_z
 from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BLOCKED, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE,
     SCAN, SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
-    blocked_on, check_line, check_liveness, count_path, counter, gives, is_joined, is_late, is_moved, is_scan,
-    is_sliced, is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last, runs_here,
-    see_calls_before, shared_address, takes,
+    blocked_on, check_line, check_liveness, count_path, counter, gives, gives_in_place, is_joined, is_late, is_moved,
+    is_scan, is_sliced, is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last,
+    runs_here, see_calls_before, shared_address, takes,
 )
 from .._core.placement cimport (
     copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
@@ -378,7 +378,7 @@ cdef int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef const unsigned char *array
     cdef int rank
     for rank in range(g.size):
-        if is_sliced(c) or gives(g, c, rank):
+        if gives_in_place(g, c, rank):
             array = given_address(g, c, rank)
             if array == NULL:
                 c.awaited.rank = rank

@@ -5,7 +5,8 @@ from libc.stdint cimport uint32_t, uintptr_t
 
 from .core_distance cimport begin_ping, step_ping
 from .group cimport (
-    AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, is_sliced, line_of, set_far, takes,
+    AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, gives_in_place, is_sliced, line_of,
+    set_far, takes,
 )
 from .path_choice cimport begin_path, choice_of, chooser_of, has_one_giver, note_path
 from .path_trials cimport is_timed, next_path
@@ -25,7 +26,7 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
 # or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
 cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
-    if c.algorithm != AUTO or (theirs.x_block == 0 and (is_sliced(c) or gives(g, c, rank))):
+    if c.algorithm != AUTO or (theirs.x_block == 0 and gives_in_place(g, c, rank)):
         return False
     return theirs.out_block != 0 or not is_sliced(c) or not takes(g, c, rank)
 

@@ -334,13 +334,18 @@ cdef inline bint is_moved(const Group *g, const Call *c) noexcept nogil:
     return not is_folded(c) or (c.kind == EXSCAN and g.size == 2 and keeps_single(c))
 
 
-# True if other ranks take data of rank's x. If a reduce is cut into slices, they also read parts of the root's x.
+# True if other ranks take data of rank's x.
 cdef inline bint gives(const Group *g, const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank == c.root
     if is_scan(c):
         return rank != g.size - 1
     return (c.kind != GATHER and c.kind != REDUCE) or rank != c.root
+
+
+# True if other ranks read rank's x where it is, in a call in place. In an all_reduce or reduce they read slices of it.
+cdef inline bint gives_in_place(const Group *g, const Call *c, int rank) noexcept nogil:
+    return is_sliced(c) or gives(g, c, rank)
 
 
 # True if this rank needs data of other ranks.

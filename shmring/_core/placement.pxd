@@ -226,9 +226,15 @@ cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
         sr_prefetch_for_write(swapped_slot(g, c, g.rank, slot_at), nbytes)
 
 
-# Copy data that a far core has staged, in turn (kernels.h). Against an ordinary copy this saves a fifth of a broadcast
-# of 128 and 256 KiB and a sixth of an all_gather (bench/peers/peers.py). No core holds lines that were streamed.
+# True if data that another core has stored are copied in turn (kernels.h): the cores are far apart, and the other core
+# holds the lines, since it has not streamed them.
+cdef inline bint reads_in_turn(const Group *g, size_t nbytes) noexcept nogil:
+    return g.far and nbytes < g.tuning.far_stream_nbytes
+
+
+# Copy data from a slot of another rank, in turn between far cores. Against an ordinary copy this saves a fifth of a
+# broadcast of 128 and 256 KiB and a sixth of an all_gather (bench/peers/peers.py).
 cdef inline void copy_from_far(Group *g, unsigned char *to, const unsigned char *there, size_t nbytes,
                                uint32_t stream) noexcept nogil:
-    cdef bint in_turn = g.far and nbytes < g.tuning.far_stream_nbytes
-    g.kernels.copy(to, there, nbytes, SR_COPY_STREAMING if stream else SR_COPY_IN_TURN if in_turn else SR_COPY_ORDINARY)
+    cdef uint32_t way = SR_COPY_IN_TURN if reads_in_turn(g, nbytes) else SR_COPY_ORDINARY
+    g.kernels.copy(to, there, nbytes, SR_COPY_STREAMING if stream else way)

@@ -14,6 +14,7 @@ from .._core.path_trials cimport (
     MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, begin_choice, is_timed,
     next_path, note_call, size_class,
 )
+from .._core.placement cimport reads_in_turn
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
 from .._core.spsc_ring cimport sr_ring_end, sr_ring_load_taken, sr_ring_set_piece
 from .messages cimport Matching, Message, Peer
@@ -116,8 +117,7 @@ cdef inline uint32_t way_out(const Matching *m, const Peer *p, const Message *me
         return SR_COPY_ORDINARY
     if is_streamed_out(m, message, nbytes):
         return SR_COPY_STREAMING
-    if (m.g.far and has_long_pieces(&p.inward, nbytes) and nbytes <= MOST_IN_TURN_NBYTES
-            and nbytes < m.g.tuning.far_stream_nbytes):
+    if reads_in_turn(m.g, nbytes) and has_long_pieces(&p.inward, nbytes) and nbytes <= MOST_IN_TURN_NBYTES:
         return SR_COPY_IN_TURN
     return SR_COPY_ORDINARY
 
