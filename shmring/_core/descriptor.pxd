@@ -52,7 +52,7 @@ cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
     if not c.choice.used:
         begin_path(g, c.choice, c.x_block != 0)
     c.chooses = chooser_of(g, c) == g.rank
-    if c.chooses and is_timed(c.choice, c.nbytes):
+    if c.chooses and is_timed(c.choice):
         c.begin_ns = sr_now_ns()
         c.gap_ns = c.begin_ns - c.choice.ended_ns
         c.lines_awaited_ns = 0

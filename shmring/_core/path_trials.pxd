@@ -30,8 +30,10 @@ cdef enum:
     CALLS_PER_LOST = 64   # the interval grows to so many calls for each call's time that the last trial has cost, ...
     LEAST_INTERVAL = 512  # ... but at least to this, ...
     MOST_INTERVAL = 2048  # ... and at most to this
-    SOONER = 4            # the interval is divided by this if the times of calls have changed
-    ALWAYS_TIMED_NBYTES = 64 << 10   # of shorter pieces every fourth window is timed: the clock costs a tenth of a call
+    # The interval is divided by this if the times of calls have changed. Without it a scatter of 256 KiB in shared
+    # arrays, written before each call, takes twice as long in bench/peers/matrix.py: reused ones come before it.
+    SOONER = 4
+    TIMED_WINDOWS = 4     # one window in so many is timed: the clock costs a tenth of a short call
     # The other path has to save one in so many of the time (bench/peers/matrix.py, as for the calls above).
     LEAST_GAIN = 32
     LEAST_MEAN_GAIN = 16
@@ -96,10 +98,9 @@ cdef inline int next_path(const Choice *choice) noexcept nogil:
 
 
 # True if the call, which has not begun, is to be timed. The last window before a trial always is.
-cdef inline bint is_timed(const Choice *choice, size_t nbytes) noexcept nogil:
-    return (choice.tried != choice.best or nbytes >= ALWAYS_TIMED_NBYTES
-            or choice.count + WINDOW_CALLS >= choice.interval
-            or choice.count % (4 * WINDOW_CALLS) >= 3 * WINDOW_CALLS)
+cdef inline bint is_timed(const Choice *choice) noexcept nogil:
+    return (choice.tried != choice.best or choice.count + WINDOW_CALLS >= choice.interval
+            or choice.count % (TIMED_WINDOWS * WINDOW_CALLS) >= (TIMED_WINDOWS - 1) * WINDOW_CALLS)
 
 
 # Note the time of a call, in picoseconds a byte, since the calls of a class differ in length. It includes the gap since

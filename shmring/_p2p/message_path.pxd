@@ -154,7 +154,7 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
         begin_choice(choice, message.path, WINDOW_CALLS, SEND_GAPS, m.ring_nbytes)
     message.choice = choice
     message.path = next_path(choice)
-    if is_timed(choice, message.nbytes):
+    if is_timed(choice):
         message.begin_ns = sr_now_ns()
         message.gap_ns = message.begin_ns - choice.ended_ns
 
