@@ -8,7 +8,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
-from .._algorithms.direct cimport enter_nothing, step_nothing
+from .._algorithms.choice cimport enter_nothing, step_nothing
 from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (

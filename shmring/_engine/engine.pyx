@@ -13,7 +13,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen, strrchr
 
-from .._algorithms.direct cimport enter_refused, step_refused
+from .._algorithms.choice cimport enter_refused, step_refused
 from .._core.core_distance cimport enter_ping, step_ping_call
 from .._core.group cimport (
     ALLOCATE, ALL_REDUCE, BLOCKED, BROADCAST, DEAD, DONE, LATE, LEFT, LOST, MISMATCHED, PING, REMOTE_MISMATCH,

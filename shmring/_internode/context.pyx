@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from .._algorithms.direct cimport choose_local_algorithm
+from .._algorithms.choice cimport choose_local_algorithm
 from .._core.group cimport (
     ACROSS, BARRIER, BLOCKED, DONE, LOST, MISMATCHED, PROGRESSED, REMOTE_MISMATCH, Awaited, Call, Group, Piece,
     blocked_on, count_path, fingerprint_of, is_before, is_joined, is_split, keeps_single, line_of, verify,

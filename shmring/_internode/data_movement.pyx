@@ -7,7 +7,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
-from .._algorithms.direct cimport choose_local_algorithm, enter_refused, step_refused
+from .._algorithms.choice cimport choose_local_algorithm, enter_refused, step_refused
 from .._core.group cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
     goes_from_to, is_scan, piece_for, piece_from,

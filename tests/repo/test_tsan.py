@@ -31,7 +31,7 @@ UNSEEN = "called_from_lib:libpython3"  # the interpreter's locks
 WITHOUT_GIL = nogil_modules.without_gil()
 # An order dropped from sr_flag_publish, for the modules in which all collectives stage and take.
 ORDER = "atomic_exchange_explicit(flag, value, memory_order_seq_cst);\n    SR_FAULT"
-SEEDED = ("_algorithms/staged", "_algorithms/direct")
+SEEDED = ("_algorithms/staged", "_algorithms/choice")
 
 pytestmark = [pytest.mark.soak, pytest.mark.limit(BUILD_LIMIT_S + 60)]
 

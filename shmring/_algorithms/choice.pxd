@@ -1,4 +1,4 @@
-# The choice of an algorithm among the ranks of one host, and the algorithms of refused calls and of empty ones.
+# The choice of an algorithm among the ranks of one host, and calls that need none.
 
 from .._core.group cimport Call, Group
 
