@@ -4,9 +4,10 @@ choice: choose_local_algorithm(), for every call among the ranks of one host, an
   |-- staged    tiny and small messages, data movement, zero-copy, single copies
   |-- direct    large all_reduce and reduce
   |-- chain     reduce, scan and exscan with more ranks than CPUs
-  |-- named     algorithms that the caller names: rings, halving and doubling, trees
+  |-- ring, halving, trees    the algorithms that run only if they are named
 
-direct and chain are inline functions of choice, hence .pxd files.
+Each is a .pxd file of inline functions, so that all are compiled into one extension. Those that are named are
+from the literature: they do not fold in rank order, and they round at each hop. All go through the slots.
 
 Each algorithm is a pair of C functions: `enter_x` prepares a call, `step_x` does what is possible now and
 returns. A step never blocks: it records in `call.awaited` which flag it waits for. `_engine/wait` waits.

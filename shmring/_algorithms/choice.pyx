@@ -1,6 +1,6 @@
 # The choice of an algorithm for every call among the ranks of one host, and calls that need none: those of one rank,
 # refused ones and empty ones. The algorithms are in staged (tiny and small messages, data movement, zero-copy), direct
-# (large reductions), chain (more ranks than CPUs) and named (those that the caller names).
+# (large reductions), chain (more ranks than CPUs), ring, halving and trees (only if they are named).
 #
 # Every function runs without the GIL, returns at once, and records in call.awaited what the call waits for.
 
@@ -14,10 +14,10 @@ from .._core.kernels cimport sr_dtype_is_widened
 from .._core.segment cimport SR_PAYLOAD_NBYTES
 from .chain cimport enter_chain, may_be_chain, step_chain
 from .direct cimport enter_direct, step_direct
-from .named cimport (
-    enter_double_tree, enter_halving, enter_ring, enter_tree, step_double_tree, step_halving, step_ring, step_tree,
-)
+from .halving cimport enter_halving, step_halving
+from .ring cimport enter_ring, step_ring
 from .staged cimport enter_exchange, enter_tiny, step_exchange, step_tiny
+from .trees cimport enter_double_tree, enter_tree, step_double_tree, step_tree
 
 
 # ---- refused and empty calls ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ group            one communicator (Group), one collective in progress (Call), th
   |-- kernels    the reduction, copy and conversion loops; the only extension that links them
 
 staging          chunks and slots in the staging buffer, and the credit for them
+  ^-- transfers  algorithms that are a sequence of transfers
 placement        the policy for caches: which slot, which order, what is streamed or prefetched
 descriptor       places of the arrays, distance and next path, in a call line; uses:
   |-- core_distance    measures whether the ranks' cores are near or far

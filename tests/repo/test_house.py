@@ -562,7 +562,7 @@ def test_no_module_without_the_gil_escapes_the_fault_builds_and_thread_sanitizer
         and len(re.findall(r"^cdef\b(?! enum| extern| struct)[^=\n]*\(", path.read_text(), re.MULTILINE))
         == len(re.findall(r"\bnogil:$", path.read_text(), re.MULTILINE))
     }
-    assert "_algorithms/named" in names
+    assert "_algorithms/choice" in names
     assert names <= set(nogil_modules.without_gil())
     assert set(nogil_modules.without_gil()) <= set(builds.MODULES)
     tsan = Path(__file__).with_name("test_tsan.py").read_text()

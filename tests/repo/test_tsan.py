@@ -29,9 +29,9 @@ BUILD_LIMIT_S, LIMIT_S = 900, 300
 BUILT_FROM = ("src", "shmring", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 UNSEEN = "called_from_lib:libpython3"  # the interpreter's locks
 WITHOUT_GIL = nogil_modules.without_gil()
-# An order dropped from sr_flag_publish, for the modules in which all collectives stage and take.
+# An order dropped from sr_flag_publish, for the module in which all collectives stage and take.
 ORDER = "atomic_exchange_explicit(flag, value, memory_order_seq_cst);\n    SR_FAULT"
-SEEDED = ("_algorithms/staged", "_algorithms/choice")
+SEEDED = ("_algorithms/choice",)
 
 pytestmark = [pytest.mark.soak, pytest.mark.limit(BUILD_LIMIT_S + 60)]
 

@@ -17,7 +17,7 @@ _FUNCTION = re.compile(
 
 
 def without_gil():
-    """Return their paths below shmring/ without the suffix, as "_algorithms/staged"."""
+    """Return their paths below shmring/ without the suffix, as "_algorithms/choice"."""
     found = {_name(path) for path in PACKAGE.rglob("*.pyx") if runs_without_gil(path.read_text())}
     return tuple(sorted({*found, *MIXED}))
 
