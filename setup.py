@@ -41,6 +41,7 @@ HOT = [
 CALLED = [
     "shmring/_comm/collectives.pyx",
     "shmring/_comm/endpoint.pyx",
+    "shmring/_comm/object_collectives.pyx",
     "shmring/_comm/objects.pyx",
     "shmring/_comm/point_to_point.pyx",
     "shmring/_comm/work.pyx",

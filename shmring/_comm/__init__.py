@@ -1,17 +1,17 @@
 """The public class Comm, one facet in each file, and the objects that its methods return.
 
-Comm  ->  Messages        ->  FusedCollectives  ->  VectorCollectives  ->  Collectives
-comm      point_to_point      fused                 vector                 collectives
-            |                                                                |
-          Endpoint                                                         Work
-          endpoint                                                         work
+Comm                     comm
+  ^-- Messages           point_to_point       has an Endpoint (endpoint), which owns all state of its messages
+  ^-- ObjectCollectives  object_collectives   of pickled objects, as frames (objects)
+  ^-- FusedCollectives   fused
+  ^-- VectorCollectives  vector
+  ^-- Collectives        collectives          one in the background is a Work (work)
 
--> stands for: inherits from. Messages has an Endpoint, which owns all state of its messages. A collective in
-the background is a Work.
+Each class inherits from the one below it.
 
 init              a world -> a Comm
 awaitable         waiting for a Work or a Transfer in a coroutine
-objects           frames: pickled objects as bytes, for the `*_object` methods
+objects           frames: pickled objects as bytes
 ops               the reductions by name
 error_feedback    rounding errors of compressed transfers, added to the next call
 bucketer          Bucketer: gradients reduced bucket by bucket

@@ -1,4 +1,3 @@
-from .objects cimport Slots
 from .point_to_point cimport Messages
 
 
@@ -10,13 +9,10 @@ cdef class Comm(Messages):
     cdef object __weakref__
     cdef object tracer               # the last Trace that `trace` has begun, or None
     cdef object origin, world_ranks  # the world's Origin; the ranks' numbers in the world, None for all ranks
-    cdef Slots slots                 # of the calls for objects; None before the first one
 
     cdef object form(self, list members, double timeout_s)
     cdef int pass_settings(self, Comm made) except -1
     cdef object group_of(self, parts, ranks)
-    cdef Slots slots_of_objects(self)
-    cdef object frame_of(self, int kind, object item, object root, bint all_give)
     cdef object lost(self)
     cdef object traced_alike(self, Comm group)
     cdef int forget(self) except -1

@@ -178,32 +178,6 @@ class Comm(Messages):
     ) -> SharedArray:
         """Collective: return one array, filled with zeros, whose memory all ranks of the host share."""
 
-    def broadcast_object(
-        self, item: Any = None, root: SupportsIndex = 0, *, timeout: float | None = None
-    ) -> Any:
-        """Return the root's object on every rank: the object itself on the root, a copy on the other
-        ranks.
-        """
-
-    def all_gather_object(self, item: Any, *, timeout: float | None = None) -> list[Any]:
-        """Return a list, by rank, of copies of every rank's object, also of this rank's own."""
-
-    def gather_object(
-        self, item: Any, root: SupportsIndex = 0, *, timeout: float | None = None
-    ) -> list[Any] | None:
-        """Return a list, by rank, of copies of every rank's object on the root; return None on the other
-        ranks.
-        """
-
-    def scatter_object(
-        self,
-        items: Sequence[Any] | None = None,
-        root: SupportsIndex = 0,
-        *,
-        timeout: float | None = None,
-    ) -> Any:
-        """Return a copy of the root's items[rank]."""
-
     def stats(self) -> _CommStats:
         """Return counters of this rank since it joined, and properties of the machine, as a dict. Local."""
 

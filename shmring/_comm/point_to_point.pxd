@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint64_t
 from .._arrays.operands cimport Operand
 from .._p2p.messages cimport Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage
-from .fused cimport FusedCollectives
+from .object_collectives cimport ObjectCollectives
 
 
 cdef class Status:
@@ -24,7 +24,7 @@ cdef struct Envelope:
     size_t nbytes
 
 
-cdef class Messages(FusedCollectives):
+cdef class Messages(ObjectCollectives):
     cdef Endpoint endpoint
 
     cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,

@@ -8,7 +8,7 @@ from typing_extensions import TypeVar
 
 from .collectives import _Array
 from .endpoint import PendingMessage
-from .fused import FusedCollectives
+from .object_collectives import ObjectCollectives
 
 ANY_SOURCE: Final = -1
 ANY_TAG: Final = -1
@@ -91,7 +91,7 @@ class ProbedMessage:
     def recv_object(self, *, timeout: float | None = None) -> Any:
         """Receive an object that was sent by `send_object`, and return a copy of it."""
 
-class Messages(FusedCollectives):
+class Messages(ObjectCollectives):
     """Point-to-point messages of a communicator. Messages of one tag between two ranks are received in
     sending order.
     """

@@ -16,7 +16,7 @@ from .._core.timeouts cimport timeout_ns_of, wait_ns_of
 from .._p2p.matching cimport withdraw
 from .._p2p.messages cimport ANY, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
-from .fused cimport FusedCollectives
+from .object_collectives cimport ObjectCollectives
 from .objects cimport bytes_room, pack, unpack
 
 from . import awaitable
@@ -169,7 +169,7 @@ cdef void describe_bytes(Message *message, bint is_send, const void *data, size_
 
 # ---- sending and receiving ---------------------------------------------------------------------------------------
 
-cdef class Messages(FusedCollectives):
+cdef class Messages(ObjectCollectives):
     """Point-to-point messages of a communicator. Messages of one tag between two ranks are received in sending order.
 
     These calls never wait for a collective. One thread at a time may make them, while another one calls collectives.
