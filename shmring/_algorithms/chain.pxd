@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .._core.descriptor cimport describe, finish, may_ping, step_lines
 from .._core.group cimport (
     BY_CHAIN, DONE, EXSCAN, PROGRESSED, REDUCE, SCAN, Call, Cursor, Group, begin_call, blocked_on, check_line, counter,
-    is_before, is_moved, is_scan, publish, publish_line, repeats_last, see_calls_before, takes,
+    is_moved, is_scan, publish, publish_line, repeats_last, see_calls_before, takes,
 )
 from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport streams_out
@@ -56,8 +56,8 @@ cdef inline void advance_link(Group *g, Call *c, Cursor *cursor) noexcept nogil:
 
 
 # The place of rank's partial result of a chunk. All ranks use one slot, and each overwrites the result of the rank
-# before. In an exscan that result is this rank's own, which it copies after it has passed its partial result on; so
-# ranks alternate between two slots.
+# before. In an exscan that is this rank's result. The rank copies it after its own fold, which reads x first since out
+# may be x. So neighbours use two slots in turn.
 cdef inline unsigned char *partial_of(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
     return slot(g, rank & 1 if c.kind == EXSCAN else 0, begin)
 
@@ -109,11 +109,9 @@ cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
     return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), link_end(g, c, &c.fold))
 
 
-# True if the slot of the next partial result is free. Rank 0, which begins to use it, checks that all ranks are done
-# with it, and that its own copies are.
+# True if the slot of the next partial result is free. Rank 0 uses it first, so rank 0 checks that.
 cdef inline bint may_hand_on(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t end = link_end(g, c, &c.fold)
-    return g.rank > 0 or (has_credit(g, end) and not is_before(c.copy.position, end - g.lap_nbytes))
+    return g.rank > 0 or has_credit(g, link_end(g, c, &c.fold))
 
 
 # Fold the next chunk of x into the partial result, for the next rank or as this rank's result.
@@ -129,7 +127,7 @@ cdef inline void fold_link(Group *g, Call *c) noexcept nogil:
         g.source[0] = before
         nsources = 1
     g.source[nsources] = c.x + c.fold.offset
-    if not is_last or not takes(g, c, g.rank):
+    if not is_last or not takes(c, g.rank):
         g.target[0] = partial_of(g, c, g.rank, begin)
         ntargets = 1
         g.stats.bytes_sent += nbytes

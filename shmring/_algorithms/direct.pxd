@@ -75,7 +75,7 @@ cdef inline void advance(Group *g, Call *c, Cursor *cursor, uint64_t slot_at, si
     cursor.offset += nbytes
 
 
-# The begin of the owner's slice of a chunk or of a whole array, in bytes, which is the end of the slice before. With
+# Return the begin of the owner's slice of a chunk, in bytes, which is the end of the slice before. With
 # the algorithm "master" the slice of rank 0 is everything.
 cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
     if c.algorithm == MASTER:
@@ -104,8 +104,8 @@ cdef inline int step_direct(Group *g, Call *c) noexcept nogil:
         if status != DONE:
             return status
     copies = c.copy.offset < c.fold.offset and (
-        not takes(g, c, g.rank) or all_reached(g, SR_REDUCED, chunk_end(g, c, &c.copy), &c.copy_peer))
-    if stages and copies and takes(g, c, g.rank) and next_chunk(c, &c.stage) == next_chunk(c, &c.copy):
+        not takes(c, g.rank) or all_reached(g, SR_REDUCED, chunk_end(g, c, &c.copy), &c.copy_peer))
+    if stages and copies and takes(c, g.rank) and next_chunk(c, &c.stage) == next_chunk(c, &c.copy):
         exchange_chunks(g, c)
         return PROGRESSED
     if stages and c.stage.offset - c.fold.offset < 2 * c.chunk_nbytes:
@@ -181,7 +181,7 @@ cdef inline void fold_chunk(Group *g, Call *c) noexcept nogil:
     if begin < end:
         for rank in range(g.size):
             g.source[rank] = place_of_slice(g, c, rank, g.rank, slot_at, nbytes, begin)
-        if takes(g, c, g.rank):
+        if takes(c, g.rank):
             stream = streams_out(g, c)
             g.target[0] = c.out + next_begin(c, &c.fold) + begin
             ntargets = 1
@@ -206,7 +206,7 @@ cdef inline void fold_chunk(Group *g, Call *c) noexcept nogil:
 # does not write back stores the result once, in its own slot.
 cdef inline bint places_result_for(Group *g, Call *c, int rank) noexcept nogil:
     if writes_back(g, c):
-        return rank != g.rank and takes(g, c, rank)
+        return rank != g.rank and takes(c, rank)
     return rank == g.rank and (c.kind != REDUCE or rank != c.root)
 
 
@@ -217,7 +217,7 @@ cdef inline void copy_chunk(Group *g, Call *c) noexcept nogil:
     cdef uint32_t stream = streams_out(g, c)
     cdef size_t begin, end
     cdef int owner
-    for owner in range(g.size if takes(g, c, g.rank) else 0):
+    for owner in range(g.size if takes(c, g.rank) else 0):
         begin = slice_begin(g, c, nbytes, owner)
         end = slice_begin(g, c, nbytes, owner + 1)
         if owner != g.rank and begin < end:

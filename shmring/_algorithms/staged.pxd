@@ -18,7 +18,7 @@ from .._core.group cimport (
 )
 from .._core.placement cimport (
     copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
-    swapped_slot, swaps_buffers, window_nbytes_of,
+    streams_slots, swapped_slot, swaps_buffers, window_nbytes_of,
 )
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport (
@@ -34,7 +34,7 @@ from .._core.staging cimport (
 # ---- which rank takes what from which ------------------------------------------------------------------------
 
 cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept nogil:
-    if taker == giver or not gives(g, c, giver) or not takes(g, c, taker):
+    if taker == giver or not gives(g, c, giver) or not takes(c, taker):
         return False
     return not is_scan(c) or giver < taker
 
@@ -82,8 +82,7 @@ cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker,
     cdef size_t begin = next_begin(c, &c.stage)
     cdef size_t part = part_of(c.given, taker, begin, nbytes)
     if part > 0:
-        g.kernels.copy(there, piece_for(c, taker) + begin, part,
-                       g.far and c.nbytes >= g.tuning.far_stream_nbytes)
+        g.kernels.copy(there, piece_for(c, taker) + begin, part, streams_slots(g, c))
         g.stats.bytes_sent += part
 
 
@@ -232,7 +231,7 @@ cdef inline int step_tiny(Group *g, Call *c) noexcept nogil:
     if status != DONE:
         return status
     if c.nbytes > 0:
-        if takes(g, c, g.rank):
+        if takes(c, g.rank):
             for giver in range(g.size):
                 g.source[giver] = line_of(g, giver, c.seq).payload + piece_of_x(c, g.rank)
             take_pieces(g, c, 0, c.nbytes)
@@ -286,7 +285,7 @@ cdef inline int step_exchange(Group *g, Call *c) noexcept nogil:
             return status
         if c.zero_copy:
             return PROGRESSED
-        if not takes(g, c, g.rank):
+        if not takes(c, g.rank):
             skip_taking(g, c)
         stages = can_stage_pieces(g, c)
     if c.zero_copy:
@@ -392,7 +391,7 @@ cdef inline int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef unsigned char *array
     cdef int rank
     for rank in range(g.size):
-        if takes(g, c, rank):
+        if takes(c, rank):
             theirs = descriptor(g, c, rank)
             array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
             if array == NULL:
@@ -411,7 +410,7 @@ cdef inline void find_pieces(Group *g, Call *c) noexcept nogil:
 
 cdef inline int step_shared(Group *g, Call *c) noexcept nogil:
     cdef int status
-    if c.phase == 0:
+    if not c.has_finished:
         status = reduce_and_push(g, c) if is_sliced(c) else pull(g, c)
         if status != DONE:
             return status
@@ -419,7 +418,7 @@ cdef inline int step_shared(Group *g, Call *c) noexcept nogil:
             return ABORTED   # a rank that gave up may have written to its array while this rank read it
         SR_FAULT(SR_BEFORE_RELEASE)
         publish(g, SR_FINISHED, c.seq)
-        c.phase = 1
+        c.has_finished = True
         c.fold_peer = 0
     while c.fold_peer < g.size:
         if (awaits_end_of(g, c, c.fold_peer)
@@ -475,7 +474,7 @@ cdef inline int reduce_and_push(Group *g, Call *c) noexcept nogil:
 cdef inline int pull(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> SHARED_STEP_NBYTES)
     cdef int status = DONE
-    if takes(g, c, g.rank):
+    if takes(c, g.rank):
         if c.taken != NULL:
             find_pieces(g, c)
         else:

@@ -267,16 +267,15 @@ cdef inline void fold_children(Group *g, Call *c, int tree) noexcept nogil:
     g.stats.bytes_sent += nbytes
 
 
-cdef inline bint results_are_there(Group *g, Call *c, Cursor *cursor, bint inner) noexcept nogil:
+cdef inline int await_results(Group *g, Call *c, Cursor *cursor, bint inner) noexcept nogil:
     cdef uint64_t end = pair_end(g, c, cursor)
     cdef int tree, parent
     for tree in range(2):
         parent = sr_double_tree_parent(g.rank, g.size, tree)
         if parent >= 0 and is_inner(g, g.rank, tree) == inner:
             if not sr_flag_reached(counter(g, parent, SR_HANDED), end):
-                blocked_on(c, counter(g, parent, SR_HANDED), end, parent)
-                return False
-    return True
+                return blocked_on(c, counter(g, parent, SR_HANDED), end, parent)
+    return DONE
 
 
 cdef inline void take_tree_results(Group *g, Call *c, Cursor *cursor, bint inner) noexcept nogil:
@@ -295,7 +294,7 @@ cdef inline void take_tree_results(Group *g, Call *c, Cursor *cursor, bint inner
 
 
 cdef inline int hand_down(Group *g, Call *c) noexcept nogil:
-    if not results_are_there(g, c, &c.down, True):
+    if await_results(g, c, &c.down, True) == BLOCKED:
         return BLOCKED
     take_tree_results(g, c, &c.down, True)
     advance(g, c, &c.down, SR_HANDED)
@@ -303,7 +302,7 @@ cdef inline int hand_down(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline int copy_leaf(Group *g, Call *c) noexcept nogil:
-    if not results_are_there(g, c, &c.copy, False):
+    if await_results(g, c, &c.copy, False) == BLOCKED:
         return BLOCKED
     take_tree_results(g, c, &c.copy, False)
     SR_FAULT(SR_BEFORE_RELEASE)

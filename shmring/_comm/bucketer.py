@@ -83,7 +83,7 @@ class Bucketer:
         self._most_nbytes = nbytes
         self._delay_s = delay_s
         self._full_nbytes = nbytes  # the same on every rank
-        self._works: list[Work[None] | Reduction] = []  # reductions under way
+        self._works: list[Work[None] | Reduction] = []  # calls under way
         self._agreed: tuple[Work[None], np.ndarray[Any, Any]] | None = None  # size of later buckets
         self._bucket: list[Any] = []
         self._filled_nbytes = 0
@@ -111,7 +111,7 @@ class Bucketer:
         self._bucket.append(array)
         self._filled_nbytes += nbytes
         if self._filled_nbytes >= self._full_nbytes:
-            self._comm.run_steps(self._empty, begun=True)
+            self._comm.run_steps(self._reduce_bucket, begun=True)
         self._idle_since_s = time.monotonic()
 
     def flush(self) -> None:
@@ -123,7 +123,7 @@ class Bucketer:
             As `Comm.all_reduce_many`.
         """
         if self._bucket:
-            self._comm.run_steps(self._empty, begun=True)
+            self._comm.run_steps(self._reduce_bucket, begun=True)
         self._idle_since_s = None
 
     def wait(self) -> None:
@@ -139,8 +139,8 @@ class Bucketer:
             self._works[0].wait()
             del self._works[0]
 
-    def _empty(self) -> None:
-        """End the communicator on an exception in this block: the other ranks reduce this bucket."""
+    def _reduce_bucket(self) -> None:
+        """Begin to reduce the bucket. An exception must end the communicator: other ranks reduce it."""
         bucket, self._bucket = self._bucket, []
         self._filled_nbytes = 0
         self._works.append(self._reduce(bucket, self._op, async_op=True))

@@ -739,7 +739,7 @@ cdef class Collectives:
         if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
             out = None
         if has_x(c, self.own_rank):
-            kept = take(a, x, out is None and is_in_place(kind) and takes(g, c, self.own_rank), "x", not is_folded(c))
+            kept = take(a, x, out is None and is_in_place(kind) and takes(c, self.own_rank), "x", not is_folded(c))
             describe_x(c, a, self.nranks, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))

@@ -1,4 +1,4 @@
-# The engine of point-to-point messages, used by one thread at a time: it opens rings, moves posted messages, waits for
+# The point-to-point messages of one communicator. One thread at a time opens rings, moves posted messages, waits for
 # them, and handles errors. point_to_point makes messages from arguments, and results from messages.
 
 cimport cython
@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
-from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, Choice, next_path
+from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, Choice
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -330,7 +330,7 @@ cdef class Endpoint:
                     if not choice.used:
                         continue
                     nbytes = FIRST_CLASS_NBYTES << at
-                    if next_path(choice) == READ_IN_PLACE:
+                    if choice.path == READ_IN_PLACE:
                         path = "zero_copy" if shared else "single_copy"
                     else:
                         path = "streamed_ring" if is_streamed(&self.engine.g, p, nbytes) else "ring"
@@ -355,7 +355,8 @@ cdef class Endpoint:
         cdef UnexpectedMessage *unexpected = new_unexpected(self.matching.rank, frame_tag(message), message.kind,
                                                             message.nbytes)
         if unexpected == NULL:
-            raise no_room(self.matching.rank, message.nbytes)
+            raise MemoryError(f"no memory for a message of {message.nbytes} bytes from rank {self.matching.rank} to "
+                              "itself; post its receive before the send")
         memcpy(unexpected.data, message.data, message.nbytes)
         unexpected.whole = True
         keep_unexpected(&self.matching, unexpected)
@@ -491,7 +492,7 @@ cdef class Endpoint:
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         cdef Wait wait
         cdef int status = BLOCKED
-        if message.nbytes <= BRIEF_NBYTES and self.matching.nsends <= message.is_send:
+        if message.nbytes <= BRIEF_NBYTES and self.matching.nsends <= message.is_send:   # no other
             status = deliver_briefly(&self.matching, message)
             if status == DONE:
                 return 0

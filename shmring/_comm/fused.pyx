@@ -98,7 +98,7 @@ cdef class _Members:
         self.places = mixed(self.places ^ ~<uint64_t> <uintptr_t> member.out)
         return 0
 
-    # Raise ValueError if arrays overlap: separate calls would reduce an array that occurs twice twice.
+    # Raise ValueError if arrays overlap: separate calls would reduce a repeated array once for each occurrence.
     cdef int check_disjoint(self) except -1:
         cdef Span *span = <Span *> malloc((2 * self.count + 1) * sizeof(Span))
         cdef size_t i, n = 0
@@ -292,45 +292,45 @@ cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object
 
 # Reduce all arrays of one dtype, in order: small ones in bunches, each large one by itself.
 cdef int reduce_all_of_dtype(FusedCollectives comm, Call *c, _Members members, size_t fuse_nbytes) except -1:
-    cdef size_t i, count = 0, first = 0
-    cdef size_t limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
-    cdef size_t most = BUNCH_NBYTES // c.itemsize
+    cdef size_t i, most = BUNCH_NBYTES // c.itemsize
+    cdef Bunch bunch
     cdef Member *member
+    bunch.member, bunch.first, bunch.count = members.member, 0, 0
+    bunch.limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
     for i in range(members.count):
         member = &members.member[i]
         if member.dtype != c.dtype:
             continue
-        if member.count > limit:
+        if member.count > bunch.limit:
             reduce_at(comm, c, members, i, <uintptr_t> member.x, member.x, member.out, member.count)
-        elif count + member.count <= most:
-            count += member.count
+        elif bunch.count + member.count <= most:
+            bunch.count += member.count
         else:
-            reduce_bunch(comm, c, members, first, i, limit, count)
-            first, count = i, member.count
-    if count > 0:
-        reduce_bunch(comm, c, members, first, members.count, limit, count)
+            bunch.last = i
+            reduce_bunch(comm, c, members, &bunch)
+            bunch.first, bunch.count = i, member.count
+    bunch.last = members.count
+    if bunch.count > 0:
+        reduce_bunch(comm, c, members, &bunch)
     return 0
 
 
-# Reduce the members from `first` to before `last` that have the call's dtype and at most `limit` elements.
-cdef int reduce_bunch(FusedCollectives comm, Call *c, _Members members, size_t first, size_t last, size_t limit,
-                      size_t count) except -1:
-    cdef unsigned char *buffer
+cdef int reduce_bunch(FusedCollectives comm, Call *c, _Members members, Bunch *bunch) except -1:
     cdef Member *begin = NULL
     cdef uint64_t place = 0
-    if are_consecutive(c, members.member, first, last, limit, &begin):
-        return reduce_at(comm, c, members, begin - members.member, <uintptr_t> begin.x, begin.x, begin.out, count)
-    first = begin - members.member
+    if are_consecutive(c, bunch, &begin):
+        return reduce_at(comm, c, members, begin - bunch.member, <uintptr_t> begin.x, begin.x, begin.out, bunch.count)
+    bunch.first = begin - bunch.member
     if comm.default_wire != SR_WIRE_NATIVE:
-        place = place_of_bunch(c, members.member, first, last, limit)
+        place = place_of_bunch(c, bunch)
     if members.works is not None:
-        return reduce_bunch_later(comm, c, members, first, last, limit, place, count)
-    buffer = room(comm, count * c.itemsize)
+        return reduce_bunch_later(comm, c, members, bunch, place)
+    bunch.buffer = room(comm, bunch.count * c.itemsize)
     with nogil:
-        move(c, members.member, first, last, limit, buffer, True)
-    reduce_at(comm, c, members, first, place, buffer, buffer, count)
+        move(c, bunch, True)
+    reduce_at(comm, c, members, bunch.first, place, bunch.buffer, bunch.buffer, bunch.count)
     with nogil:
-        move(c, members.member, first, last, limit, buffer, False)
+        move(c, bunch, False)
     return 0
 
 
@@ -359,19 +359,17 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
 
 
 # As reduce_bunch, in the background: use a buffer of its own, which is packed when the bunch runs.
-cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, size_t first, size_t last, size_t limit,
-                            uint64_t place, size_t count) except -1:
-    cdef _Bunch bunch = _Bunch()
+cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, Bunch *bunch, uint64_t place) except -1:
+    cdef _Bunch kept = _Bunch()
     cdef Work work
-    bunch.members = members
-    bunch.room = np.empty(count * c.itemsize, np.uint8)
-    bunch.bunch.member = members.member
-    bunch.bunch.first, bunch.bunch.last, bunch.bunch.limit = first, last, limit
-    bunch.bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> bunch.room)
-    reduce_at(comm, c, members, first, place, bunch.bunch.buffer, bunch.bunch.buffer, count)
+    kept.members = members
+    kept.room = np.empty(bunch.count * c.itemsize, np.uint8)
+    bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> kept.room)
+    kept.bunch = bunch[0]
+    reduce_at(comm, c, members, bunch.first, place, bunch.buffer, bunch.buffer, bunch.count)
     work = members.works[len(members.works) - 1]
-    work.kept = bunch
-    work.task.argument = &bunch.bunch
+    work.kept = kept
+    work.task.argument = &kept.bunch
     work.task.before, work.task.after = pack_bunch, unpack_bunch
     return 0
 
@@ -386,16 +384,24 @@ cdef unsigned char *room(FusedCollectives comm, size_t nbytes) except NULL:
 
 # ---- a bunch -------------------------------------------------------------------------------------------------
 
-cdef inline bint is_in_bunch(Call *c, Member *member, size_t limit) noexcept nogil:
+# The members from `first` to before `last` that have the call's dtype, and 1 to `limit` elements.
+cdef struct Bunch:
+    Member *member
+    size_t first, last, limit
+    size_t count             # elements of all
+    unsigned char *buffer    # in which they are packed
+
+
+cdef inline bint is_in_bunch(const Call *c, const Member *member, size_t limit) noexcept nogil:
     return member.dtype == c.dtype and 0 < member.count <= limit
 
 
 # True if the members of the bunch are contiguous in memory, as in the buffer. Set *begin to its first member.
-cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, size_t limit,
-                          Member **begin) noexcept nogil:
+cdef bint are_consecutive(const Call *c, const Bunch *bunch, Member **begin) noexcept nogil:
     cdef size_t i, offset = 0
-    for i in range(first, last):
-        if not is_in_bunch(c, &member[i], limit):
+    cdef Member *member = bunch.member
+    for i in range(bunch.first, bunch.last):
+        if not is_in_bunch(c, &member[i], bunch.limit):
             continue
         if begin[0] == NULL:
             begin[0] = &member[i]
@@ -406,34 +412,29 @@ cdef bint are_consecutive(Call *c, Member *member, size_t first, size_t last, si
 
 
 # Return a hash of the addresses and lengths of the bunch's members.
-cdef uint64_t place_of_bunch(Call *c, Member *member, size_t first, size_t last, size_t limit) noexcept nogil:
+cdef uint64_t place_of_bunch(const Call *c, const Bunch *bunch) noexcept nogil:
     cdef uint64_t place = 0
+    cdef const Member *member = bunch.member
     cdef size_t i
-    for i in range(first, last):
-        if is_in_bunch(c, &member[i], limit):
+    for i in range(bunch.first, bunch.last):
+        if is_in_bunch(c, &member[i], bunch.limit):
             place = mixed(mixed(place ^ <uintptr_t> member[i].x) ^ member[i].count)
     return place
 
 
 # Copy the members into the buffer, or the results out of it.
-cdef void move(Call *c, Member *member, size_t first, size_t last, size_t limit, unsigned char *buffer,
-               bint pack) noexcept nogil:
+cdef void move(const Call *c, const Bunch *bunch, bint pack) noexcept nogil:
+    cdef unsigned char *buffer = bunch.buffer
+    cdef const Member *member = bunch.member
     cdef size_t i, nbytes
-    for i in range(first, last):
-        if is_in_bunch(c, &member[i], limit):
+    for i in range(bunch.first, bunch.last):
+        if is_in_bunch(c, &member[i], bunch.limit):
             nbytes = member[i].count * c.itemsize
             if pack:
                 memcpy(buffer, member[i].x, nbytes)
             else:
                 memcpy(member[i].out, buffer, nbytes)
             buffer += nbytes
-
-
-# Arrays that are packed in a buffer and reduced in the background.
-cdef struct Bunch:
-    Member *member
-    size_t first, last, limit
-    unsigned char *buffer
 
 
 cdef class _Bunch:
@@ -444,13 +445,11 @@ cdef class _Bunch:
 
 
 cdef void pack_bunch(Task *t) noexcept nogil:
-    cdef const Bunch *bunch = <const Bunch *> t.argument
-    move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, True)
+    move(&t.call, <const Bunch *> t.argument, True)
 
 
 cdef void unpack_bunch(Task *t) noexcept nogil:
-    cdef const Bunch *bunch = <const Bunch *> t.argument
-    move(&t.call, bunch.member, bunch.first, bunch.last, bunch.limit, bunch.buffer, False)
+    move(&t.call, <const Bunch *> t.argument, False)
 
 
 # ---- small arguments -----------------------------------------------------------------------------------------

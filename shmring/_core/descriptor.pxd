@@ -1,5 +1,5 @@
-# The descriptors in the call lines of all but tiny calls: the places of the arrays, the distance that rank 0 announces,
-# and the path of the next call.
+# The descriptors in the call lines of direct, staged and chain calls: the places of the arrays, the distance that
+# rank 0 announces, and the path of the next call.
 
 from libc.stdint cimport uint32_t, uintptr_t
 
@@ -9,7 +9,7 @@ from .group cimport (
     set_far, takes,
 )
 from .path_choice cimport begin_path, choice_of, chooser_of, has_one_giver, note_path
-from .path_trials cimport is_timed, next_path
+from .path_trials cimport is_timed
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
 from .single_copy cimport can_be_read, is_worth_single_copy
 
@@ -28,7 +28,7 @@ cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives_in_place(g, c, rank)):
         return False
-    return theirs.out_block != 0 or not is_sliced(c) or not takes(g, c, rank)
+    return theirs.out_block != 0 or not is_sliced(c) or not takes(c, rank)
 
 
 # The skew of this call's slots: data that have the same offset in a cache line as in the user's array are moved by
@@ -66,7 +66,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     c.begin_ns = 0
     if c.choice != NULL:
         begin_measured(g, c)
-    mine.next_in_place = c.choice != NULL and next_path(c.choice)
+    mine.next_in_place = c.choice != NULL and c.choice.path
     mine.x_block = c.x_block if c.choice == NULL or c.choice.in_place else 0
     mine.x_offset = c.x_offset
     mine.out_block = c.out_block
@@ -82,7 +82,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
         mine.ping = g.rank == 0 and sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
     c.zero_copy = offers_zero_copy(g, c, g.rank)
     c.ping = False
-    c.phase = 0
+    c.has_finished = False
     c.fold_peer = c.copy_peer = 0
     c.stage.offset = c.fold.offset = c.copy.offset = 0
     c.announced = False

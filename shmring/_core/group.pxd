@@ -193,13 +193,13 @@ cdef struct Call:
     int peer, giver            # next rank whose line is checked: among all ranks, among those that give this one data
     int fold_peer, copy_peer   # next rank whose counter is checked
     bint lines_seen            # the lines that this rank needs have arrived and agree
-    bint announced             # this rank's line is published
-    bint relayed               # data pass from rank to rank: a rank may wait for one that waits itself
+    bint announced             # a staged call: this rank's line is published
+    bint relayed               # a rank may wait for one that waits itself: rank_to_blame compares their progress
     bint zero_copy             # as far as known, nothing is staged: arrays are read in place
     bint single_copy           # some of them are private and read through the kernel
     int error                  # errno of a failed read
     bint ping                  # the distance is being measured
-    int phase                  # zero-copy: 0 working, 1 waiting until the other ranks are done
+    bint has_finished          # zero-copy: this rank is done, and waits until the others are
     int round_trips            # of the measurement so far
     Choice *choice             # the path of this call is measured; else NULL
     bint chooses               # this rank chooses the path of such calls
@@ -207,7 +207,7 @@ cdef struct Call:
     uint64_t gap_ns            # ... and the time since the last such call, if that was timed
     uint64_t lines_awaited_ns  # begin of that wait; 0: none
     size_t chunk_nbytes        # a multiple of itemsize
-    bint swaps_places          # pairs of ranks swap places in their staging buffers, see direct
+    bint swaps_places          # pairs of ranks swap places in their staging buffers, see placement
     bint backwards             # chunks go from the last to the first
     size_t window_nbytes       # the part of the staging buffers that a long message uses: all, or what stays cached
     Cursor stage, fold, down, copy
@@ -348,8 +348,8 @@ cdef inline bint gives_in_place(const Group *g, const Call *c, int rank) noexcep
     return is_sliced(c) or gives(g, c, rank)
 
 
-# True if this rank needs data of other ranks.
-cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
+# True if `rank` takes data of other ranks. So does rank 0 of a scan, which copies its x as a piece.
+cdef inline bint takes(const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank != c.root
     if c.kind == EXSCAN:
@@ -359,7 +359,7 @@ cdef inline bint takes(const Group *g, const Call *c, int rank) noexcept nogil:
 
 # True if this rank writes to no part of x that other ranks may be reading.
 cdef inline bint may_be_read_in_place(const Group *g, const Call *c) noexcept nogil:
-    return c.out != c.x or not takes(g, c, g.rank) or not (is_scan(c) or c.kind == ALL_TO_ALL)
+    return c.out != c.x or not takes(c, g.rank) or not (is_scan(c) or c.kind == ALL_TO_ALL)
 
 
 # ---- waiting -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .group cimport (
 )
 from .path_trials cimport (
     FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, Timing,
-    begin_choice, next_path, note_call, size_class,
+    begin_choice, note_call, size_class,
 )
 
 
@@ -23,7 +23,7 @@ cdef enum:
     LEAST_BROADCAST_NBYTES = 2 << 10  # ... in a broadcast, ...
     LEAST_PRIVATE_NBYTES = 32 << 10   # ... and of a piece in a private one
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
-    CALL_GAPS = 4
+    MOST_CALL_GAPS = 4   # the gap before a call counts at most so many times the time of the call
     NOBODY = -1
 
 
@@ -33,7 +33,7 @@ cdef inline bint has_one_giver(const Group *g, const Call *c) noexcept nogil:
 
 
 # Return the rank that chooses the path of a call: the one that alone gives data, or rank 0 if all ranks give data and
-# await each other's lines.
+# await each other's lines. NOBODY: the path is not measured.
 cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
     if has_one_giver(g, c):
         return 1 - c.root if c.kind == GATHER else c.root   # the root of a scan is 0
@@ -42,14 +42,14 @@ cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
 
 # Return the least length of pieces whose path is measured. It is less in a broadcast, whose root does not wait until
 # the others have read if the data go through slots: 4 and 6 KiB that are written before each call then take 0.7 of the
-# time in place (bench/peers/matrix.py). On shared CPUs shorter arrays than g.zero_copy_nbytes count as private.
+# time in place (bench/peers/matrix.py). On shared CPUs shorter pieces than g.zero_copy_nbytes count as private.
 cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
     if not shared:
         return LEAST_PRIVATE_NBYTES
     return LEAST_BROADCAST_NBYTES if c.kind == BROADCAST else LEAST_SHARED_NBYTES
 
 
-# Return the choice that holds for the call, or NULL if this rank knows none.
+# Return the choice that holds for the call, or NULL if this rank uses none.
 cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
     cdef bint shared = c.x_block != 0
     cdef int chooser
@@ -65,7 +65,7 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
 # On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.
 cdef inline void begin_path(const Group *g, Choice *choice, bint shared) noexcept nogil:
     begin_choice(choice, READ_IN_PLACE if shared else THROUGH_SLOTS, FIRST_SHARED_CALLS if shared else WINDOW_CALLS,
-                 CALL_GAPS, g.ring_nbytes)
+                 MOST_CALL_GAPS, g.ring_nbytes)
     choice.in_place = shared
 
 
@@ -80,4 +80,4 @@ cdef inline Timing timing_of(const Group *g, const Call *c) noexcept nogil:
 cdef inline void note_path(const Group *g, const Call *c, bint in_place) noexcept nogil:
     note_call(c.choice, timing_of(g, c), READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns, c.gap_ns)
     if has_one_giver(g, c):
-        c.choice.in_place = next_path(c.choice)
+        c.choice.in_place = c.choice.path

@@ -14,12 +14,12 @@ from .segment cimport sr_now_ns
 
 
 cdef enum:
-    SIZE_CLASSES = 18     # calls of about one length are a class, ...
-    FIRST_CLASS_NBYTES = 2 << 10   # ... the first of them from here on
+    SIZE_CLASSES = 18     # number of classes of lengths
+    FIRST_CLASS_NBYTES = 2 << 10   # the least length that is measured; the second class begins at twice this
     WINDOW_CALLS = 16     # calls of the present path whose times are taken together
-    # A trial counts TRIED_CALLS calls, or as many as move TRIED_NBYTES, but at least LEAST_TRIED_CALLS: the caches take
-    # eight calls of 16 MiB to adapt to the other path. The trial ends after half of the calls if that path takes a
-    # third longer, and after a quarter if it takes twice as long.
+    # A trial counts TRIED_CALLS calls; of long arrays only as many as move TRIED_NBYTES, but at least
+    # LEAST_TRIED_CALLS: the caches take eight calls of 16 MiB to adapt to the other path. The trial ends after half of
+    # the calls if that path takes a third longer, and after a quarter if it takes twice as long.
     TRIED_CALLS = 12
     TRIED_NBYTES = 192 << 20
     LEAST_TRIED_CALLS = 6
@@ -57,16 +57,16 @@ cdef enum:
     READ_IN_PLACE
 
 
-# The measured path of the calls of one class. All but the first two are those of the rank that chooses.
+# The measured path of the calls of one class. Only the rank that chooses uses the members after `in_place`.
 cdef struct Choice:
     bint used                  # there was such a call
     bint in_place              # of a collective: the path of the next call, as announced; 0: through slots
-    int best                   # the path that was faster when last tried
-    int tried                  # in a trial the other path; else `best`
+    int best                   # the path that was faster when both were last tried
+    int path                   # of the next call: `best`, in a trial the other one
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t most_gaps         # the gap before a call counts at most so many times the time of the call
-    size_t lap_nbytes          # length of the slots or of the ring
+    size_t ring_nbytes         # length of the slots or of the ring
     uint32_t settling, wanted  # calls of this trial that do not count, and those after them that do
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte
@@ -84,22 +84,17 @@ cdef inline int size_class(size_t nbytes) noexcept nogil:
 
 # Begin to measure a class. interval: calls before the first trial.
 cdef inline void begin_choice(Choice *choice, int path, uint32_t interval, uint32_t most_gaps,
-                              size_t lap_nbytes) noexcept nogil:
+                              size_t ring_nbytes) noexcept nogil:
     choice.used = True
-    choice.best = choice.tried = path
+    choice.best = choice.path = path
     choice.interval = interval
     choice.most_gaps = most_gaps
-    choice.lap_nbytes = lap_nbytes
-
-
-# The path of the next call.
-cdef inline int next_path(const Choice *choice) noexcept nogil:
-    return choice.tried
+    choice.ring_nbytes = ring_nbytes
 
 
 # True if the call, which has not begun, is to be timed. The last window before a trial always is.
 cdef inline bint is_timed(const Choice *choice) noexcept nogil:
-    return (choice.tried != choice.best or choice.count + WINDOW_CALLS >= choice.interval
+    return (choice.path != choice.best or choice.count + WINDOW_CALLS >= choice.interval
             or choice.count % (TIMED_WINDOWS * WINDOW_CALLS) >= (TIMED_WINDOWS - 1) * WINDOW_CALLS)
 
 
@@ -141,12 +136,12 @@ cdef inline void note_call(Choice *choice, Timing timing, int path, size_t nbyte
                            uint64_t gap_ns) noexcept nogil:
     cdef bint follows_timed = choice.ended_ns != NOT_TIMED
     choice.ended_ns = NOT_TIMED
-    if begin_ns and path == choice.tried:
+    if begin_ns and path == choice.path:
         choice.ended_ns = sr_now_ns()
         if follows_timed:
             note_time(choice, timing, nbytes, choice.ended_ns - begin_ns, gap_ns)
     choice.count += 1
-    if choice.tried == choice.best:
+    if choice.path == choice.best:
         if choice.count % WINDOW_CALLS == 0:
             end_window(choice, timing)
     else:
@@ -172,7 +167,7 @@ cdef inline void end_window(Choice *choice, Timing timing) noexcept nogil:
 cdef inline void step_trial(Choice *choice, Timing timing, size_t nbytes) noexcept nogil:
     cdef bint takes_thrice, takes_twice, takes_a_third_more
     if choice.count == 1:
-        begin_trial(choice, max(nbytes, <size_t> 1))
+        begin_trial(choice, nbytes)
     takes_thrice = choice.timed > 1 and choice.time > 3 * choice.before
     takes_twice = choice.timed > 1 and choice.time > 2 * choice.before
     takes_a_third_more = choice.timed > 1 and 3 * choice.time > 4 * choice.before
@@ -189,8 +184,8 @@ cdef inline void step_trial(Choice *choice, Timing timing, size_t nbytes) noexce
 
 # Set the length of a trial from that of its first call.
 cdef inline void begin_trial(Choice *choice, size_t nbytes) noexcept nogil:
-    cdef size_t calls_in_a_lap = choice.lap_nbytes // nbytes if choice.tried == THROUGH_SLOTS else 0
-    choice.settling = min(calls_in_a_lap, <size_t> MOST_SETTLING_CALLS)
+    cdef size_t calls_in_ring = choice.ring_nbytes // nbytes if choice.path == THROUGH_SLOTS else 0
+    choice.settling = min(calls_in_ring, <size_t> MOST_SETTLING_CALLS)
     choice.wanted = min(max(TRIED_NBYTES // nbytes, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
 
 
@@ -198,7 +193,7 @@ cdef inline void begin_trial(Choice *choice, size_t nbytes) noexcept nogil:
 cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
     cdef uint64_t lost_calls = 0   # what the trial has cost
     if choice.timed > 0 and gain * choice.time < (gain - 1) * choice.before:
-        choice.best = choice.tried
+        choice.best = choice.path
         choice.before = choice.time
         choice.interval = WINDOW_CALLS
     else:
@@ -214,7 +209,7 @@ cdef inline uint32_t most_interval(uint64_t lost_calls) noexcept nogil:
 
 # Take a path from the next call on.
 cdef inline void choose(Choice *choice, int path) noexcept nogil:
-    if path != choice.tried:
+    if path != choice.path:
         choice.ended_ns = NOT_TIMED   # the next call follows one of the other path
-    choice.tried = path
+    choice.path = path
     choice.count = choice.timed = 0

@@ -29,23 +29,22 @@ cdef inline bint goes_backwards(const Call *c) noexcept nogil:
 
 cdef enum:
     WINDOW_SLOTS = 4     # CACHED_SLOTS of shmring/_config/thresholds.py
-    SWAPPING_RANKS = 2   # so many ranks swap whole staging buffers: swapped_slot
 
 
 # True if two ranks swap their staging buffers with each lap: both stage. Data in one direction gain nothing by it.
 cdef inline bint swaps_buffers(const Group *g, const Call *c) noexcept nogil:
-    return g.size == SWAPPING_RANKS and gives(g, c, 0) and gives(g, c, 1)
+    return g.size == 2 and gives(g, c, 0) and gives(g, c, 1)
 
 
-# The part of the staging buffer that messages use which keep to a few slots.
+# Return the bytes of the window: the slots that messages use if keeps_to_window.
 cdef inline uint64_t window_nbytes_of(const sr_tuning *tuning) noexcept nogil:
     return WINDOW_SLOTS * slot_nbytes(tuning.cached_chunk_nbytes + SR_CACHE_LINE)
 
 
 # True if a message keeps to a few slots, the window. Between far cores that is faster: a whole staging buffer fills a
 # private L2 and leaves no room for the arrays. Near cores should not write at once to lines that other cores have just
-# read. Two ranks that both stage keep to the window with messages of any length, since each stages where it has read
-# before: this helps most while it is cached.
+# read. Two ranks that both stage also keep to it with messages of one chunk: each stages where it has read before,
+# which helps while those lines are cached.
 cdef inline bint keeps_to_window(const Group *g, const Call *c, size_t nbytes, bint two_stage) noexcept nogil:
     cdef bint is_worth_it = two_stage or nbytes > g.tuning.one_chunk_nbytes
     return g.far and is_worth_it and c.nbytes <= g.tuning.cached_most_nbytes
@@ -91,7 +90,7 @@ cdef enum:
 # before. A reduce_scatter with pieces of 256 KiB takes 0.85 of the time with 8 and 16 ranks on as many CPUs of a Xeon,
 # and 0.7 with 4; with pieces of 4 KiB it would take 1.2 times the time with 4 (bench/peers/matrix.py).
 cdef inline bint swaps_pieces(const Group *g, const Call *c) noexcept nogil:
-    return c.kind != SCATTER and (g.size == SWAPPING_RANKS or (c.nbytes >= SWAP_PIECES_NBYTES and may_swap(g)))
+    return c.kind != SCATTER and (g.size == 2 or (c.nbytes >= SWAP_PIECES_NBYTES and may_swap(g)))
 
 
 # The place of the giver's piece for the taker in a slot.
@@ -130,7 +129,7 @@ cdef inline bint streams_slots(Group *g, Call *c) noexcept nogil:
 # True if the owner of a slice writes the result over every rank's data. Lines that are streamed are in no cache, so
 # only two ranks do it then. The one owner of the algorithm "master" would write everything several times.
 cdef inline bint writes_back(Group *g, Call *c) noexcept nogil:
-    if g.size == SWAPPING_RANKS:
+    if g.size == 2:
         return True
     return ((c.kind == REDUCE or g.size <= WRITING_BACK_RANKS) and c.algorithm != MASTER
             and not streams_slots(g, c))
@@ -185,7 +184,7 @@ cdef inline uint32_t streams_out(Group *g, Call *c) noexcept nogil:
     return c.out_nbytes >= g.tuning.stream_out_nbytes
 
 
-# ---- prefetching and reading in pairs --------------------------------------------------------------------------------
+# ---- prefetching and reading in turn ---------------------------------------------------------------------------------
 
 cdef enum:
     PREFETCH_NBYTES = 4 << 10
@@ -226,8 +225,8 @@ cdef inline void prefetch_next_slot(Group *g, Call *c) noexcept nogil:
         sr_prefetch_for_write(swapped_slot(g, c, g.rank, slot_at), nbytes)
 
 
-# True if data that another core has stored are copied in turn (kernels.h): the cores are far apart, and the other core
-# holds the lines, since it has not streamed them.
+# True if data that another core has stored are copied in turn (kernels.h): the cores are far apart, and copies of so
+# few bytes were not streamed, so the other core holds the lines.
 cdef inline bint reads_in_turn(const Group *g, size_t nbytes) noexcept nogil:
     return g.far and nbytes < g.tuning.far_stream_nbytes
 

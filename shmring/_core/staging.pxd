@@ -112,14 +112,14 @@ cdef inline void fold_sources(Group *g, Call *c, int op, int nsources, int ntarg
         g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, parameter)
 
 
-# ---- algorithms that the caller has named ----------------------------------------------------------------------
-
 # One of several successive folds of the same data. For an average, all folds but the last only sum.
 cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_t stream, size_t count,
                           bint last) noexcept nogil:
     cdef int op = SR_SUM if c.op == SR_AVG and not last else c.op
     fold_sources(g, c, op, nsources, ntargets, stream, count, g.size)
 
+
+# ---- algorithms that the caller has named ----------------------------------------------------------------------
 
 # Begin a call of an algorithm that the caller has named.
 # `slots`: the number of slots of a chunk that must fit into the staging buffer. Half of them may be skipped at its end.

@@ -66,7 +66,7 @@ cdef inline void begin_traced(Trace *t) noexcept nogil:
 cdef inline int work_of(Group *g, Call *c, const Call *before, int status) noexcept nogil:
     cdef bint stages = c.stage.offset != before.stage.offset
     cdef bint has_more = c.copy.offset != before.copy.offset or c.down.offset != before.down.offset
-    cdef bint takes_some = has_more and takes(g, c, g.rank)
+    cdef bint takes_some = has_more and takes(c, g.rank)
     cdef bint has_begun = (c.stage.offset | c.fold.offset | c.copy.offset) != 0
     cdef bint at_once = status == DONE and c.nbytes > 0 and not has_begun   # tiny: the whole call in one step
     cdef bint folds = is_folded(c) and c.fold.offset == 0 and (takes_some or at_once)
@@ -86,7 +86,7 @@ cdef inline uint64_t moved_nbytes(Group *g, Call *c, const Call *before) noexcep
     if c.algorithm != AUTO and c.algorithm != DIRECT and c.algorithm != MASTER:
         return 0
     most = max(most, <int64_t> (c.fold.offset - before.fold.offset))
-    if takes(g, c, g.rank):   # a rank that takes nothing passes over all chunks at once
+    if takes(c, g.rank):   # a rank that takes nothing passes over all chunks at once
         most = max(most, <int64_t> (c.copy.offset - before.copy.offset))
     return most
 

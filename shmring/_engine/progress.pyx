@@ -519,36 +519,43 @@ cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil:
 cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
     cdef int status = step_queue(q)
     cdef uint64_t now
-    cdef Call *c
     if status == DONE or status == PROGRESSED:
         return ACTIVE
     if status == BLOCKED:
-        c = &next_of(q).call
         now = sr_now_ns()
-        status = poll_call(q.group, c, now)
-        if waitset == NULL and (status == PROGRESSED or status == SIGNALLED) and report_is_due(q.group, now):
-            return WANTS_PYTHON
-        if q.group.inter != NULL and (status == PROGRESSED or status == SIGNALLED):
-            q.pollable.news = inter_of(q.group).news
-            q.pollable.waker = inter_of(q.group).channels.waker
+        status = poll_call(q.group, &next_of(q).call, now)
+        if status == PROGRESSED or status == SIGNALLED:
+            if waitset == NULL and report_is_due(q.group, now):
+                return WANTS_PYTHON
+            if q.group.inter == NULL:
+                return wait_locally(q.group, &next_of(q).call, waitset)
             if not sr_channels_poll_abort(inter_of(q.group).channels):
-                if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a notification that was just received
-                    return ACTIVE
-                publish_wait(q.group, c)
-                return WAITING
+                return wait_across(q, &next_of(q).call)
             status = SIGNALLED
-        elif status == PROGRESSED or status == SIGNALLED:
-            if waitset != NULL:
-                publish_wait(q.group, c)
-            if waitset != NULL and (not sr_waitset_enter(waitset, c.awaited.flag, c.awaited.target,
-                                                         &q.group.lane[c.awaited.rank].event)
-                                    or sr_flag_load_ordered(&q.group.header.abort) != SR_NO_ABORT):
-                return ACTIVE
-            return WAITING
     if status != UNDESCRIBED:
         record_failure(q, next_of(q), status)
         give_up_wait(q.group)
     return WANTS_PYTHON
+
+
+# Enter the event of the awaited flag, if there is a wait set. Return ACTIVE if the call need not wait any more.
+cdef int wait_locally(Group *g, const Call *c, sr_waitset *waitset) noexcept nogil:
+    if waitset == NULL:
+        return WAITING
+    publish_wait(g, c)
+    if not sr_waitset_enter(waitset, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].event):
+        return ACTIVE
+    return WAITING if sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT else ACTIVE
+
+
+# Let the progress thread sleep on the connections. Return as wait_locally.
+cdef int wait_across(Queue *q, const Call *c) noexcept nogil:
+    q.pollable.news = inter_of(q.group).news
+    q.pollable.waker = inter_of(q.group).channels.waker
+    if sr_flag_reached(c.awaited.flag, c.awaited.target):   # by a notification that was just received
+        return ACTIVE
+    publish_wait(q.group, c)
+    return WAITING
 
 
 # Publish the wait, unless a thread that has stopped waiting for the call has already published it.
@@ -684,7 +691,7 @@ cdef void take_part(Group *g, Task *t) noexcept nogil:
     c.out += c.nbytes
     c.x_offset += c.nbytes
     c.out_offset += c.nbytes
-    c.count = min(t.left, max(MOST_PART_NBYTES // c.itemsize, <size_t> 1))
+    c.count = min(t.left, <size_t> MOST_PART_NBYTES // c.itemsize)
     c.nbytes = c.x_nbytes = c.out_nbytes = c.count * c.itemsize
     t.left -= c.count
     c.fingerprint = fingerprint_of(c) ^ signature

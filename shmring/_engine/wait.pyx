@@ -59,7 +59,7 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# As wait_until_there, and publish the rank that this rank waits for.
+# As wait_until_there, and end the published wait. A wait that was interrupted (SIGNALLED) stays published.
 cdef int wait_long(Group *g, Call *c) noexcept nogil:
     cdef int status = wait_until_there(g, c)
     if status == PROGRESSED:
@@ -211,7 +211,8 @@ cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
 
 
 # Return the progress of a rank in this call, in bytes. It is at least the call's start if the rank has entered the
-# call. In a double tree it sums four counters: the rank that all wait for is behind no other rank in any of them.
+# call. In a double tree it is the sum of four counters: the rank that all wait for is ahead of no other rank in any of
+# them.
 cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept nogil:
     cdef int64_t some, progress = 0
     cdef int which
@@ -221,9 +222,8 @@ cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept no
     return progress
 
 
-# Return the depth of a rank in the tree in which it is an inner node. A rank that is an inner node in both trees, such
-# as the root of the first one, waits upwards for the whole first tree, and downwards for the ranks above it in the
-# second.
+# Return the depth of a rank in the tree in which it is an inner node. Rank 0 of an odd number of ranks is an inner node
+# of both trees: it waits upwards for the whole first tree, and downwards for the ranks above it in the second.
 cdef inline int depth_above(Group *g, int rank) noexcept nogil:
     return sr_double_tree_depth(rank, g.size, not sr_double_tree_is_inner(rank, g.size, 0))
 

@@ -496,10 +496,10 @@ cdef enum:
     SLICE_NBYTES = 1 << 20     # default length of a slice
     SMALL_PER_SLICE = 32       # a message is small up to 1/32 of a slice
     LEAST_PER_SLICE = 16       # a fragment has at least 1/16 of a slice for each rank
-    PARTS_PER_SLICE = 2        # from 2 slices on, two hosts fold in parts, which takes one hop more
+    SLICES_FOR_PARTS = 2       # from 2 slices on, two hosts fold in parts, which takes one hop more
 
 
-# Return the least common multiple of the counts, or 1 if a fragment would be too large for it.
+# Return the least common multiple of the counts, or 1 if so many cache lines are more than least_nbytes.
 cdef object common_multiple(counts, size_t least_nbytes):
     multiple = math.lcm(*counts)
     return multiple if multiple * SR_CACHE_LINE <= least_nbytes else 1
@@ -592,7 +592,7 @@ cdef class InterNodeConns:
         inter.nborders = most_borders(counts)
         inter.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
         inter.small_nbytes = slice_nbytes // SMALL_PER_SLICE
-        inter.parts_nbytes = slice_nbytes * PARTS_PER_SLICE
+        inter.parts_nbytes = slice_nbytes * SLICES_FOR_PARTS
         inter.slice_nbytes = slice_nbytes
         inter.fragment_nbytes = min(counts) * (slice_nbytes - SLACK_NBYTES)
         inter.least_fragment_nbytes = min(counts) * least_nbytes

@@ -425,7 +425,6 @@ cdef void exchange_slice(Group *g, Call *c, int number, int host, bint receives)
 
 # ---- refused calls -------------------------------------------------------------------------------------------------
 
-# A refused call is confirmed to other hosts at once: this rank does not wait for the other ranks of its host.
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.seq += 1
@@ -434,6 +433,7 @@ cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     c.seq = c.mismatch_seq = g.seq
 
 
+# Confirm a refused call to other hosts without waiting for the other ranks of this host.
 cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int status

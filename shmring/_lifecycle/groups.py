@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _WORD = np.iinfo(np.int64)
-_ABORT_S = 1.0  # the parent's connection shows a death this much later than the group's
+_ABORT_S = 1.0  # the parent's connection shows a death at most this much later than the group's
 
 
 def pack_color(color: SupportsIndex | None, key: SupportsIndex) -> Numbers:
@@ -166,7 +166,8 @@ def form_of_callers(
     try:
         with _as_the_parents(Error, check, within_s):
             if internode is not None and len(ranks) > 1:
-                key = hashlib.sha256(internode.key + secret).digest()  # the secret may have travelled
+                # The secret may have been sent over the network.
+                key = hashlib.sha256(internode.key + secret).digest()
                 listener, address = _meeting_point(internode, settings, ranks, rank == ranks[0], share)
             world = World(hashlib.sha256(b"group" + secret).hexdigest(), key, len(ranks), address)
             parts = join_and_begin(

@@ -95,7 +95,7 @@ def grow(
             error = agreed(raised)
         # A rank that has met must not go on if another has not, or their communicators would differ. A rank
         # that failed at once waits here for those that wait for it until their deadline. The limit
-        # is a multiple of the caller's timeout and no rest of it, since a message may give it.
+        # is 2 * timeout_s, not the time left: an error message may state it.
         failure = None if error is None else _described(error)
         failures = comm.all_gather_object(failure, timeout=2 * timeout_s)
         if parts is not None and not any(failures):

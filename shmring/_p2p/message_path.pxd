@@ -12,7 +12,7 @@ from .._core.group cimport Group
 from .._core.kernels cimport SR_COPY_IN_TURN, SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .._core.path_trials cimport (
     MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, begin_choice, is_timed,
-    next_path, note_call, size_class,
+    note_call, size_class,
 )
 from .._core.placement cimport reads_in_turn
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
@@ -23,7 +23,7 @@ from .messages cimport Matching, Message, Peer
 cdef enum:
     # The gap before a message counts at most so many times the time of the send: a send into the ring ends long before
     # the receiver answers (bench/peers/matrix.py, ping_pong of 4 KiB).
-    SEND_GAPS = 32
+    MOST_SEND_GAPS = 32
     # A load of a word that another core has stored takes 10 to 40 ns between near cores of an EPYC, and 100 to 130 ns
     # between far ones.
     FAR_LOAD_NS = 65
@@ -151,9 +151,9 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
         return
     choice = choice_of(p, message)
     if not choice.used:
-        begin_choice(choice, message.path, WINDOW_CALLS, SEND_GAPS, m.ring_nbytes)
+        begin_choice(choice, message.path, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
     message.choice = choice
-    message.path = next_path(choice)
+    message.path = choice.path
     if is_timed(choice):
         message.begin_ns = sr_now_ns()
         message.gap_ns = message.begin_ns - choice.ended_ns

@@ -31,7 +31,7 @@ MOST_NBYTES = SR_CHANNEL_REASON_NBYTES
 
 cdef enum:
     MOST_RING_NBYTES = 1 << 20
-    MANY_RANKS = 4               # with more ranks than these ...
+    MANY_CHANNELS = 4           # from so many on, ...
     MANY_RING_NBYTES = 1 << 18  # ... each ring is shorter
 
 
@@ -42,7 +42,7 @@ cdef class Channels:
     """
 
     def __cinit__(self, socks, uint64_t ring_nbytes, uint64_t first_seq):
-        cdef uint64_t first
+        cdef uint64_t first, most_nbytes
         cdef size_t room_nbytes
         cdef int number, error
         cdef unsigned char *room
@@ -51,7 +51,8 @@ cdef class Channels:
         self.number_of = {rank: number for number, rank in enumerate(self.socks)}
         self.news = select.epoll()
         self.waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        ring_nbytes = min(ring_nbytes, <uint64_t> (MOST_RING_NBYTES if len(socks) < MANY_RANKS else MANY_RING_NBYTES))
+        most_nbytes = MOST_RING_NBYTES if len(socks) < MANY_CHANNELS else MANY_RING_NBYTES
+        ring_nbytes = min(ring_nbytes, most_nbytes)
         first = sr_ring_first(first_seq, ring_nbytes)
         room_nbytes = SR_PAGE + ((ring_nbytes + SR_PAGE - 1) & ~<size_t> (SR_PAGE - 1)) + SR_CHANNEL_REST_NBYTES
         self.allocate(len(socks), room_nbytes)

@@ -1,6 +1,6 @@
 """Notifications between ranks of different hosts: abort with its reason, leaving, and the current call.
 
-They use the channels, in which they wait for no message: if a connection of the collectives ends, the channel
+They use the channels, in which no message delays them: if a connection of the collectives ends, the channel
 gives the reason.
 """
 
