@@ -12,9 +12,9 @@ from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_z
 from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BLOCKED, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE,
     SCAN, SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
-    blocked_on, check_line, check_liveness, count_path, counter, gives, gives_in_place, is_joined, is_late, is_moved,
-    is_scan, is_sliced, is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line, repeats_last,
-    runs_here, see_calls_before, shared_address, takes,
+    blocked_on, bytes_within, check_line, check_liveness, count_path, counter, gives, gives_in_place, is_joined,
+    is_late, is_moved, is_scan, is_sliced, is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line,
+    repeats_last, runs_here, see_calls_before, shared_address, takes,
 )
 from .._core.placement cimport (
     copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
@@ -42,11 +42,7 @@ cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept no
 # The bytes of rank's piece in a chunk of nbytes. Chunks are cut from the largest piece, so shorter pieces end before
 # it.
 cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t nbytes) noexcept nogil:
-    if pieces == NULL:
-        return nbytes
-    if pieces[rank].nbytes <= offset:
-        return 0
-    return min(nbytes, pieces[rank].nbytes - offset)
+    return nbytes if pieces == NULL else bytes_within(pieces[rank].nbytes, offset, nbytes)
 
 
 # ---- staging and taking one chunk ----------------------------------------------------------------------------

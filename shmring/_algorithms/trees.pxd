@@ -3,8 +3,8 @@
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport (
-    BLOCKED, BY_DOUBLE_TREE, BY_TREE, DONE, PROGRESSED, Call, Cursor, Group, await_lines, blocked_on, count_path,
-    counter, publish,
+    BLOCKED, BY_DOUBLE_TREE, BY_TREE, DONE, PROGRESSED, Call, Cursor, Group, await_lines, blocked_on, bytes_within,
+    count_path, counter, publish,
 )
 from .._core.schedule cimport (
     sr_double_tree_child, sr_double_tree_is_inner, sr_double_tree_parent, sr_slice_begin, sr_tree_receives_from,
@@ -151,8 +151,7 @@ cdef inline size_t half_nbytes(const Call *c, int tree) noexcept nogil:
 
 # The bytes of a tree's chunk in a pair. The last one of tree 1 may be shorter, or empty.
 cdef inline size_t chunk_of_tree(const Call *c, const Cursor *cursor, int tree) noexcept nogil:
-    cdef size_t half = half_nbytes(c, tree)
-    return 0 if cursor.offset >= half else min(half - cursor.offset, c.chunk_nbytes)
+    return bytes_within(half_nbytes(c, tree), cursor.offset, c.chunk_nbytes)
 
 
 cdef inline uint64_t pair_slot(const Call *c, const Cursor *cursor) noexcept nogil:

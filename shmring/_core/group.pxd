@@ -299,6 +299,11 @@ cdef inline size_t piece_of_x(const Call *c, int rank) noexcept nogil:
     return <size_t> rank * c.nbytes if is_split(c) else 0
 
 
+# Return the number of bytes of a piece of nbytes that lie in [offset, offset + most).
+cdef inline size_t bytes_within(size_t nbytes, size_t offset, size_t most) noexcept nogil:
+    return 0 if nbytes <= offset else min(nbytes - offset, most)
+
+
 # This rank's piece for `rank`.
 cdef inline const unsigned char *piece_for(const Call *c, int rank) noexcept nogil:
     return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data

@@ -88,7 +88,7 @@ cdef struct InterNode:
     Call local             # the current local step, or the last one
     bint runs_locally      # a local step is in progress
     int turn, stage        # place in the schedule
-    int group              # number of the local step within a turn
+    int batch              # number of the next batch of ranks within a turn
     int lag                # turns from the beginning of a fragment to its end
     int fold_lag           # turns from the beginning of a fragment to its first fold
     bint in_parts          # each host folds a part of a slice for all hosts; else each host folds the whole slice
@@ -138,18 +138,18 @@ cdef inline void lay_out(InterNode *inter, const Call *c, int number) noexcept n
     s.count = min(inter.fragment_count, c.count - s.begin)
 
 
-# Return the number of groups of ranks of a host, if a group has one rank for each local rank of this host.
-cdef inline int ngroups(Group *g, InterNode *inter, int host) noexcept nogil:
+# Return the number of batches of ranks of a host, if a batch has one rank for each local rank of this host.
+cdef inline int nbatches(Group *g, InterNode *inter, int host) noexcept nogil:
     return (inter.nlocal[host] + g.size - 1) // g.size
 
 
-# Return the host of a group. Set *first to the group's first local rank there.
-cdef inline int host_of_group(Group *g, InterNode *inter, int group, int *first) noexcept nogil:
+# Return the host of a batch. Set *first to the batch's first local rank there.
+cdef inline int host_of_batch(Group *g, InterNode *inter, int batch, int *first) noexcept nogil:
     cdef int host = 0
-    while host < inter.nhosts and group >= ngroups(g, inter, host):
-        group -= ngroups(g, inter, host)
+    while host < inter.nhosts and batch >= nbatches(g, inter, host):
+        batch -= nbatches(g, inter, host)
         host += 1
-    first[0] = group * g.size
+    first[0] = batch * g.size
     return host
 
 

@@ -10,11 +10,11 @@ from libc.string cimport memcpy, memmove
 from .._algorithms.choice cimport choose_local_algorithm, enter_refused, step_refused
 from .._core.group cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
-    goes_from_to, is_scan, piece_for, piece_from,
+    bytes_within, goes_from_to, is_scan, piece_for, piece_from,
 )
 from .context cimport (
     Fragment, InterNode, await_confirmations, begin_barrier, begin_internode, begin_local, blocked_on_conns,
-    call_number, confirm, finish_internode, fragment_at, host_of_group, inter_of, lay_out, new_local, nfragments,
+    call_number, confirm, finish_internode, fragment_at, host_of_batch, inter_of, lay_out, new_local, nfragments,
     rank_at, receive_from, send_to, step_internode,
 )
 from .reductions cimport (
@@ -25,17 +25,12 @@ from .reductions cimport (
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------
 
-# Return the number of bytes of a piece of nbytes that lie in [offset, offset + most).
-cdef inline size_t part_nbytes(size_t nbytes, size_t offset, size_t most) noexcept nogil:
-    return 0 if nbytes <= offset else min(nbytes - offset, most)
-
-
 cdef inline size_t part_for(Call *c, int rank, size_t offset, size_t most) noexcept nogil:
-    return part_nbytes(c.nbytes if c.given == NULL else c.given[rank].nbytes, offset, most)
+    return bytes_within(c.nbytes if c.given == NULL else c.given[rank].nbytes, offset, most)
 
 
 cdef inline size_t part_from(Call *c, int rank, size_t offset, size_t most) noexcept nogil:
-    return part_nbytes(c.nbytes if c.taken == NULL else c.taken[rank].nbytes, offset, most)
+    return bytes_within(c.nbytes if c.taken == NULL else c.taken[rank].nbytes, offset, most)
 
 
 # ---- turns, each with a local part -------------------------------------------------------------------------------
@@ -187,7 +182,7 @@ cdef void start_all_gather(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.part_nbytes = inter.pair_nbytes if is_scan(c) else inter.slice_nbytes
     inter.lag = 0 if is_scan(c) else GATHER_LAG
-    inter.group = 0
+    inter.batch = 0
 
 
 cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
@@ -214,8 +209,8 @@ cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept 
         receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &fragment_at(inter_of(g), number).receiving)
 
 
-# Stage 0: post the part of this turn. Stage 1: distribute the groups of an earlier turn's part, one local step for each
-# group. The first group is this host's own, which needs no data from other hosts.
+# Stage 0: post the part of this turn. Stage 1: distribute the batches of an earlier turn's part, one local step for
+# each batch. The first batch is this host's own, which needs no data from other hosts.
 cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int last = nparts(inter, c)
@@ -229,42 +224,42 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
             exchange_parts(g, c, inter.turn)
         inter.stage = 1
     if number >= 0:
-        if inter.group > 0 and fragment_at(inter, number).receiving > 0:
+        if inter.batch > 0 and fragment_at(inter, number).receiving > 0:
             return blocked_on_conns(g, c)
-        if hand_out_group(g, c, number):
+        if hand_out_batch(g, c, number):
             return PROGRESSED
         if is_scan(c):
             if fragment_at(inter, number).sending > 0:
                 return blocked_on_conns(g, c)
             fold_part(g, c, number)
-    inter.stage = inter.group = 0
+    inter.stage = inter.batch = 0
     inter.turn += 1
     return PROGRESSED
 
 
-# As host_of_group, for the next group to distribute. The ranks of this host are the first group.
-cdef inline int host_of_next_group(Group *g, InterNode *inter, int *begin) noexcept nogil:
+# As host_of_batch, for the next batch to distribute. The ranks of this host are the first batch.
+cdef inline int host_of_next_batch(Group *g, InterNode *inter, int *begin) noexcept nogil:
     cdef int host
     begin[0] = 0
-    if inter.group == 0:
+    if inter.batch == 0:
         return inter.host
-    host = host_of_group(g, inter, inter.group - 1, begin)
-    return host if host < inter.host else host_of_group(g, inter, inter.group, begin)
+    host = host_of_batch(g, inter, inter.batch - 1, begin)
+    return host if host < inter.host else host_of_batch(g, inter, inter.batch, begin)
 
 
-# Distribute the next group of pieces, of which every local rank holds one. Return False if no group is left.
-cdef bint hand_out_group(Group *g, Call *c, int number) noexcept nogil:
+# Distribute the next batch of pieces, of which every local rank holds one. Return False if no batch is left.
+cdef bint hand_out_batch(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int begin = 0
-    cdef int host = host_of_next_group(g, inter, &begin)
+    cdef int host = host_of_next_batch(g, inter, &begin)
     if host == inter.nhosts:
         return False
-    inter.group += 1
+    inter.batch += 1
     if g.size == 1:
         if host == inter.host:
             keep_own_part(g, c, number)
     else:
-        begin_group(g, c, number, host, begin)
+        begin_batch(g, c, number, host, begin)
     return True
 
 
@@ -276,7 +271,7 @@ cdef inline void keep_own_part(Group *g, Call *c, int number) noexcept nogil:
         memmove(there, own, part_nbytes_of(g, c, inter.rank, number))
 
 
-cdef void begin_group(Group *g, Call *c, int number, int host, int begin) noexcept nogil:
+cdef void begin_batch(Group *g, Call *c, int number, int host, int begin) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int own = inter.local_of[inter.rank]
     cdef size_t longest = 0

@@ -15,7 +15,7 @@ from .._core.segment cimport SR_CACHE_LINE
 from .context cimport (
     MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, are_results_encoded, begin_local,
     blocked_on_conns, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts, fold_some,
-    fragment_at, have_room, host_of_group, inter_of, is_partial_itself, is_wanted_on, lay_out, nbytes_on_wire,
+    fragment_at, have_room, host_of_batch, inter_of, is_partial_itself, is_wanted_on, lay_out, nbytes_on_wire,
     new_local, new_reduction, nfragments, place_of, rank_at, receive_from, receive_partial, result_nbytes,
     send_partial, send_to, summands,
 )
@@ -609,10 +609,10 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef unsigned char *out = c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
     if inter.stage == PIECES_ASKING:
         await_partials(g, c)
-        inter.group = 0
+        inter.batch = 0
         inter.stage = PIECES_REDUCING
     if inter.stage == PIECES_REDUCING:
-        if reduce_group(g, c):
+        if reduce_batch(g, c):
             return PROGRESSED
         inter.stage = PIECES_FOLDING
     if s.receiving > 0 or s.sending > 0:
@@ -645,37 +645,37 @@ cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
     return inter.scratch
 
 
-# Return the place of the partial result that this rank reduces in a group, for another host.
-cdef inline unsigned char *place_for_group(InterNode *inter, int group) noexcept nogil:
-    return inter.room + <size_t> (inter.nhosts - 1 + group) * inter.pair_nbytes
+# Return the place of the partial result that this rank reduces in a batch, for another host.
+cdef inline unsigned char *place_for_batch(InterNode *inter, int batch) noexcept nogil:
+    return inter.room + <size_t> (inter.nhosts - 1 + batch) * inter.pair_nbytes
 
 
-# Send the partial result of the previous group to its host, and begin the next group: the pieces of as many ranks of a
-# host as this host has, where each local rank reduces one piece. Return False if no group is left.
-cdef bint reduce_group(Group *g, Call *c) noexcept nogil:
+# Send the partial result of the previous batch to its host, and begin the next batch: the pieces of as many ranks of a
+# host as this host has, where each local rank reduces one piece. Return False if no batch is left.
+cdef bint reduce_batch(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int first = 0
-    cdef int host = host_of_group(g, inter, inter.group, &first)
-    if inter.group > 0:
-        send_group(g, c, inter.group - 1)
+    cdef int host = host_of_batch(g, inter, inter.batch, &first)
+    if inter.batch > 0:
+        send_batch(g, c, inter.batch - 1)
     if host == inter.nhosts:
         return False
-    begin_group(g, c, host, first, place_for_own(g, c) if host == inter.host else place_for_group(inter, inter.group))
-    inter.group += 1
+    begin_batch(g, c, host, first, place_for_own(g, c) if host == inter.host else place_for_batch(inter, inter.batch))
+    inter.batch += 1
     return True
 
 
-cdef void send_group(Group *g, Call *c, int group) noexcept nogil:
+cdef void send_batch(Group *g, Call *c, int batch) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int first = 0
-    cdef int host = host_of_group(g, inter, group, &first)
+    cdef int host = host_of_batch(g, inter, batch, &first)
     first += inter.local_of[inter.rank]
     if host != inter.host and first < inter.nlocal[host]:
-        send_partial(g, c, rank_at(inter, host, first), place_for_group(inter, group), part_count(inter, c), NULL,
+        send_partial(g, c, rank_at(inter, host, first), place_for_batch(inter, batch), part_count(inter, c), NULL,
                      NULL, &inter.fragment[0].sending)
 
 
-cdef void begin_group(Group *g, Call *c, int host, int first, unsigned char *partial) noexcept nogil:
+cdef void begin_batch(Group *g, Call *c, int host, int first, unsigned char *partial) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef size_t count = part_count(inter, c)
     cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
