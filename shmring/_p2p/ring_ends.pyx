@@ -68,7 +68,8 @@ cdef class Ends:
     cdef sr_incoming incoming           # the message being received
     cdef object item                    # its destination; None: no message is being received
     cdef object item_kind
-    cdef bint item_is_given             # ... and it is the caller's array
+    cdef bint item_is_given             # ... and it is the caller's array, which it is only during a call
+    cdef bint item_is_whole             # ... and all of it has come: a get has refused it
     cdef uint32_t *gave_up              # in shared memory: 1 if an exception ended the putting
     cdef sr_flag interrupted            # 1: no call of this process waits any more
     cdef const sr_flag *tail            # if the writer drops items: position of the oldest item; else NULL
@@ -360,8 +361,35 @@ cdef class Ends:
                 item = self.deliver(out, takes_objects)
                 self.next_number += 1
                 return self._object_of(item) if self.item_kind == OBJECT else item
+        except BaseException:
+            self.release_given()
+            raise
         finally:
             self.is_getting = False
+
+    # After an exception the caller's array is the caller's again: continue the item in a new array.
+    cdef int release_given(self) except -1:
+        if self.item is None or not self.item_is_given:
+            return 0
+        try:
+            item = self.new_array(self.item_kind == FORTRAN_ARRAY)
+        except MemoryError:
+            self.is_getting = False
+            self._close("memory for an item ran out when it had come in part")
+            raise
+        memcpy(cnp.PyArray_DATA(<cnp.ndarray> item), self.incoming.data, self.incoming.offset)
+        self.incoming.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> item)
+        self.item, self.item_is_given = item, False
+        return 0
+
+    # Return a new array of the received shape and dtype.
+    cdef object new_array(self, bint is_fortran):
+        cdef cnp.npy_intp[MOST_DIMENSIONS] lengths
+        cdef int i
+        for i in range(self.got_shape.ndim):
+            lengths[i] = self.got_shape.length[i]
+        Py_INCREF(self.got_dtype)
+        return cnp.PyArray_Empty(<int> self.got_shape.ndim, lengths, self.got_dtype, is_fortran)
 
     cdef int begin_get(self) except -1:
         if self.closed_because is not None:
@@ -396,7 +424,7 @@ cdef class Ends:
             self.next_number += nskipped
         if (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None):
             raise self._unwanted(kind == OBJECT, head.message_nbytes)
-        self.item_is_given = False
+        self.item_is_given = self.item_is_whole = False
         if kind == BYTES or kind == DESCRIPTION:
             item = PyBytes_FromStringAndSize(NULL, head.message_nbytes)
             self.incoming.data = <unsigned char *> PyBytes_AS_STRING(item)
@@ -415,7 +443,6 @@ cdef class Ends:
         return True
 
     cdef object room_for_array(self, sr_frame *head, int kind, object out):
-        cdef cnp.npy_intp[MOST_DIMENSIONS] lengths
         cdef uint64_t nbytes
         cdef bint is_fortran = kind == FORTRAN_ARRAY
         cdef int i
@@ -426,16 +453,14 @@ cdef class Ends:
             self.got_names = self.got_dtype.names
         nbytes = cnp.PyDataType_ELSIZE(self.got_dtype)
         for i in range(self.got_shape.ndim):
-            lengths[i] = self.got_shape.length[i]
-            nbytes *= <uint64_t> lengths[i]
+            nbytes *= <uint64_t> self.got_shape.length[i]
         if nbytes != head.message_nbytes:
             raise self._damaged()
         if out is not None:
             self.check_out(out, is_fortran)
             self.item_is_given = True
             return out
-        Py_INCREF(self.got_dtype)
-        return cnp.PyArray_Empty(<int> self.got_shape.ndim, lengths, self.got_dtype, is_fortran)
+        return self.new_array(is_fortran)
 
     cdef int check_out(self, object out, bint is_fortran) except -1:
         cdef int axis
@@ -455,39 +480,35 @@ cdef class Ends:
     # Return False if the message is void: its sender gave it up, or dropped it.
     cdef bint finish_item(self, bint block, uint64_t *deadline) except -1:
         cdef int status
-        while True:
+        while not self.item_is_whole:
             if self.incoming.nbytes <= BRIEF_ITEM_NBYTES:
                 status = sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
             else:
                 with nogil:
                     status = sr_broadcast_pull(&self.consumer, self.tail, &self.incoming)
             if status == SR_RING_WHOLE:
-                return True
+                break
             if status == SR_RING_CUT:
                 self.item = None
                 return False
             if status == SR_RING_DAMAGED:
                 raise self._damaged()
             self.wait_for_frame(block, deadline)
+        self.item_is_whole = True
+        return True
 
+    # Return the item, which is whole, in `out` if that is given. An item that is refused stays for the next call.
     cdef object deliver(self, object out, bint takes_objects):
-        item, self.item = self.item, None
+        item = self.item
         if self.item_kind == OBJECT or self.item_kind == BYTES:   # receiving may have begun in another call
             if not takes_objects if self.item_kind == OBJECT else out is not None:
-                self.item = item
                 raise self._unwanted(self.item_kind == OBJECT, len(item))
-            return item
-        if out is item or (out is None and not self.item_is_given):
-            return item
-        if out is None:
-            return item.copy("K")
-        try:
+        elif out is not item and out is not None:
             self.check_out(out, self.item_kind == FORTRAN_ARRAY)
-        except BaseException:
-            self.item = item
-            raise
-        out[...] = item
-        return out
+            out[...] = item
+            item = out
+        self.item = None
+        return item
 
     cdef int keep_description(self, bytes words) except -1:
         cdef Shape shape

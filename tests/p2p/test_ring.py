@@ -208,6 +208,73 @@ def test_an_out_that_does_not_fit_loses_nothing(out):
         assert ring.get() == b"bytes"
 
 
+LONG = np.arange(5000)  # longer than a TINY ring
+
+
+def put_slowly(ring, may_go_on, rest):
+    """Put LONG, of which the rest waits for the reader, and the other items; then close."""
+    with ring:
+        putter = threading.Thread(target=lambda: [ring.put(item, ENOUGH_S) for item in (LONG, *rest)])
+        putter.start()
+        may_go_on.wait(ENOUGH_S)
+        putter.join()
+
+
+@contextlib.contextmanager
+def half_an_item(kind, *rest):
+    """Yield a ring in which LONG has begun to come, and the event after which its writer closes."""
+    ring = shmring.Ring(TINY) if kind == "ring" else shmring.Broadcast(TINY, readers=1)
+    may_close = FORK.Event()
+    writer = FORK.Process(target=put_slowly, args=(ring, may_close, rest))
+    writer.start()
+    try:
+        yield ring, writer, may_close
+    finally:
+        may_close.set()
+        os.kill(writer.pid, signal.SIGCONT)
+        ring.close()
+        writer.join()
+
+
+def get_a_part(ring, **out):
+    """Let an item begin to come, and give up."""
+    with pytest.raises((queue.Empty, shmring.Timeout)):
+        ring.get(0.05, **out)
+
+
+@pytest.mark.parametrize("kind", ["ring", "broadcast"])
+def test_an_array_given_to_a_get_that_fails_is_not_written_to_later(kind):
+    with half_an_item(kind) as (ring, writer, _):
+        time.sleep(0.1)  # the first bytes have come
+        os.kill(writer.pid, signal.SIGSTOP)
+        out = np.empty_like(LONG)
+        get_a_part(ring, out=out)
+        out[:] = -1
+        os.kill(writer.pid, signal.SIGCONT)
+        assert same(ring.get(ENOUGH_S), LONG)
+        assert (out == -1).all()
+
+
+@pytest.mark.parametrize("out", [np.zeros(4), np.zeros(5000, "f4"), [0] * 5000])
+@pytest.mark.parametrize("kind", ["ring", "broadcast"])
+def test_an_item_begun_by_a_call_and_refused_by_another_is_not_lost(kind, out):
+    for rest in ((), (b"next",)):
+        with half_an_item(kind, *rest) as (ring, writer, may_close):
+            time.sleep(0.1)
+            os.kill(writer.pid, signal.SIGSTOP)
+            get_a_part(ring)
+            os.kill(writer.pid, signal.SIGCONT)
+            may_close.set()
+            for _ in range(2):
+                with pytest.raises((ValueError, TypeError), match="out"):
+                    ring.get(ENOUGH_S, out=out)
+            assert same(ring.get(ENOUGH_S), LONG)
+            for item in rest:
+                assert ring.get(ENOUGH_S) == item
+            with pytest.raises(shmring.Closed):
+                ring.get(ENOUGH_S)
+
+
 # ---- full, empty, late ------------------------------------------------------------------------------------
 
 
