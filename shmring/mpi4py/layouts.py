@@ -243,3 +243,19 @@ def grid(sizes: Sequence[int], chosen: Sequence[Any]) -> Any:
     for size, indices in zip(sizes, chosen, strict=True):
         numbers = (numbers[:, None] * size + np.asarray(indices, np.int64)).reshape(-1)
     return numbers
+
+
+def sizes_of_elements(info: Any) -> Any:
+    """Return the bytes of each basic element of an item of a datatype, in the order of a message."""
+    if info.made is None:
+        if info.dtype.names is None:
+            return np.array([info.extent])
+        first = info.dtype[0].itemsize  # of a pair, whose message contains the padding
+        return np.array([first, info.extent - first])
+    _, base, arguments = info.made
+    if base is None:
+        blocks = zip(arguments["datatypes"], arguments["blocklengths"], strict=True)
+        return np.concatenate([np.empty(0, int), *(np.tile(sizes_of_elements(old), n) for old, n in blocks)])
+    sizes = sizes_of_elements(base)
+    nbytes = int(sizes.sum())
+    return np.tile(sizes, info.layout.nbytes // nbytes if nbytes else 0)

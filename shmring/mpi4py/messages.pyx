@@ -23,7 +23,7 @@ import operator
 
 import numpy as np
 
-from . import device_arrays, errors
+from . import device_arrays, errors, layouts
 
 cnp.import_array()
 
@@ -396,14 +396,24 @@ cdef class Status:
         """Return the number of basic elements of a datatype in the message."""
         cdef TypeInfo info = type_of(datatype)
         count = self.Get_count(datatype)
-        if count == UNDEFINED and info.layout is not None and info.layout.basic:
+        if count != UNDEFINED:
+            return count * elements_of(info)
+        if info.layout is not None and info.layout.basic:
             return self.nbytes // info.layout.basic if self.nbytes % info.layout.basic == 0 else UNDEFINED
-        return count if count == UNDEFINED else count * elements_of(info)
+        ends = np.cumsum(layouts.sizes_of_elements(info))
+        if not len(ends):
+            return UNDEFINED
+        whole, rest = divmod(self.nbytes, int(ends[len(ends) - 1]))
+        last = int(np.searchsorted(ends, rest))
+        return whole * elements_of(info) + last + 1 if ends[last] == rest else UNDEFINED
 
     def Set_elements(self, datatype, count):
         """Set the number of elements."""
         cdef TypeInfo info = type_of(datatype)
-        self.nbytes = index_of(count) * (info.packed.extent if info.has_gaps else info.extent) // elements_of(info)
+        whole, rest = divmod(index_of(count), elements_of(info))
+        self.nbytes = whole * (info.packed.extent if info.has_gaps else info.extent)
+        if rest:
+            self.nbytes += int(layouts.sizes_of_elements(info)[:rest].sum())
 
     def tomemory(self):
         """Return the fields as integers in memory, which may be changed."""

@@ -258,6 +258,38 @@ assert room.tolist() == [[0, 1, -1], [3, 4, -1]], room
 """
 
 
+# Messages of which the last item has come only in part. The numbers are those of MPICH 5.0 and Open MPI 5.0,
+# except for pairs, whose messages contain their padding here.
+ELEMENTS = """
+import numpy as np
+from shmring import MPI
+
+comm, status = MPI.COMM_SELF, MPI.Status()
+mixed = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Commit()
+rows = mixed.Create_vector(2, 1, 2).Commit()
+pairs = MPI.Datatype.Create_struct([1, 2], [0, 16], [MPI.DOUBLE_INT, MPI.CHAR]).Commit()
+structs = (mixed, [4, 12]), (rows, [4, 12, 16, 24]), (pairs, [8, 16, 17, 18])
+for datatype, ends in (*structs, (MPI.DOUBLE_INT, [8, 16])):
+    for nbytes in range(2 * ends[-1] + 1):
+        request = comm.Isend([np.zeros(64, "u1"), nbytes, MPI.BYTE], 0)
+        comm.Recv([np.zeros(256, "u1"), 3, datatype], 0, status=status)
+        request.Wait()
+        whole, rest = divmod(nbytes, ends[-1])
+        is_end = rest == 0 or rest in ends
+        elements = whole * len(ends) + (ends.index(rest) + 1 if rest in ends else 0)
+        found = status.Get_elements(datatype)
+        assert found == (elements if is_end else MPI.UNDEFINED), (nbytes, found)
+        if is_end:
+            status.Set_elements(datatype, elements)
+            assert status.Get_count(MPI.BYTE) == nbytes, (nbytes, status.count)
+"""
+
+
+def test_elements_of_an_item_that_came_in_part(tmp_path):
+    done = run_code(tmp_path, ELEMENTS, nprocs=1)
+    assert done.returncode == 0, done.stderr
+
+
 def test_random_datatypes_have_the_bytes_that_mpi_defines(tmp_path):
     done = run_code(tmp_path, RANDOM, nprocs=1)
     assert done.returncode == 0, done.stderr
