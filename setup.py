@@ -45,6 +45,7 @@ CALLED = [
     "shmring/_comm/objects.pyx",
     "shmring/_comm/point_to_point.pyx",
     "shmring/_comm/work.pyx",
+    "shmring/_p2p/broadcast_ends.pyx",
     "shmring/_p2p/ring_ends.pyx",
     "shmring/mpi4py/calls.pyx",
 ]

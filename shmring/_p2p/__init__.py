@@ -15,4 +15,5 @@ ring, broadcast           `shmring.Ring` and `shmring.Broadcast`, which need no 
 ring_common               what both do in Python: memory, pickling, dtypes
     |
 ring_ends                 what both do in a call: putting, getting, waiting; constants in ring_frames
+  ^-- broadcast_ends      a ring with several readers
 """

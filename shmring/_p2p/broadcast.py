@@ -9,8 +9,8 @@ import numpy as np
 
 from .._arguments import integer
 from ..errors import Closed, RankFailed
+from .broadcast_ends import MOST_READERS, BroadcastEnds
 from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
-from .ring_ends import MOST_READERS, BroadcastEnds
 
 _ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
 _WORD = np.dtype("<u8")

@@ -1,6 +1,6 @@
 # The ends of rings that need no communicator: putting and getting items, and waiting for items and room. RingEnds is of
-# a ring with one reader, BroadcastEnds of a ring with several, and Ends has what both do alike. The modules `ring` and
-# `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
+# a ring with one reader; BroadcastEnds (broadcast_ends) is of a ring with several; Ends has what both do alike. The
+# modules `ring` and `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -13,27 +13,22 @@ from libc.string cimport memcpy, memset
 from .._core cimport numpy_api as cnp
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_CLOSED, SR_PAGE, sr_event, sr_event_signal, sr_flag, sr_flag_load, sr_flag_load_ordered,
-    sr_flag_set, sr_liveness, sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_pause, sr_time_away,
+    SR_CACHE_LINE, SR_CLOSED, SR_PAGE, sr_event, sr_event_signal, sr_flag_load, sr_flag_load_ordered, sr_flag_set,
+    sr_liveness, sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_pause, sr_time_away,
 )
 from .._core.spsc_ring cimport (
-    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_MOST_READERS, SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES, SR_PLACE_CLOSED,
-    SR_PLACE_FREE, SR_PLACE_JOINED, SR_PLACE_RESERVED, SR_PRODUCER, SR_QUEUE_MAGIC, SR_RING_CUT, SR_RING_DAMAGED,
-    SR_RING_LEAST_NBYTES, SR_RING_WAIT, SR_RING_WHOLE, sr_broadcast, sr_broadcast_admit, sr_broadcast_drop,
-    sr_broadcast_find_slowest, sr_broadcast_format, sr_broadcast_has_changed, sr_broadcast_has_readers,
-    sr_broadcast_head_nbytes, sr_broadcast_is_valid, sr_broadcast_leave, sr_broadcast_open_writer, sr_broadcast_peek,
-    sr_broadcast_pull, sr_broadcast_take_place, sr_broadcast_was_dropped, sr_broadcast_writer, sr_event_sleep,
-    sr_event_watch, sr_flag_mark, sr_flag_replace_ordered, sr_frame, sr_incoming,
-    sr_liveness_acquire, sr_outgoing, sr_place, sr_place_get_state, sr_place_owner, sr_place_pid,
-    sr_process_close, sr_process_has_ended, sr_process_open, sr_queue, sr_reader, sr_ring_end, sr_ring_format,
+    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES, SR_PRODUCER, SR_QUEUE_MAGIC,
+    SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES, SR_RING_WAIT, SR_RING_WHOLE, sr_broadcast_peek,
+    sr_broadcast_pull, sr_event_sleep, sr_event_watch, sr_flag_mark, sr_frame, sr_liveness_acquire, sr_outgoing,
+    sr_process_close, sr_process_has_ended, sr_process_open, sr_queue, sr_ring_end, sr_ring_format,
     sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room, sr_ring_is_valid_length, sr_ring_message_nbytes,
     sr_ring_open_end, sr_ring_publish_taken, sr_ring_push, sr_ring_push_part, sr_ring_put,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 from .ring_frames cimport (
-    ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, JOIN_NBYTES, KIND_BITS, LONG_POLL_NS,
-    MOST_DIMENSIONS, NUMBER_BITS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK,
-    POLLS_A_SIGNAL_CHECK, POLL_NS, WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
+    ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, KIND_BITS, LONG_POLL_NS, MOST_DIMENSIONS,
+    NUMBER_BITS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK, POLLS_A_SIGNAL_CHECK, POLL_NS,
+    WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
 )
 
 import queue
@@ -45,38 +40,12 @@ cnp.import_array()
 HEAD_NBYTES = SR_PAGE       # bytes before the data of a ring with one reader
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
 ORIGIN_BEGIN, ORIGIN_NBYTES = SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES    # the place of what ring_common.py keeps
-MOST_READERS = SR_MOST_READERS
+
+cdef object DISCARDED = object()   # in place of an item whose rest is discarded
+
 
 cdef class Ends:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
-
-    cdef sr_ring_end *producer
-    cdef sr_ring_end own_producer, consumer
-    cdef object mapping                 # keeps the memory mapped
-    cdef bint puts, gets                # this process uses that side
-    cdef bint is_putting, is_getting    # a thread of this process is in put or get
-    cdef int pauses
-    cdef uint64_t nbytes_of_ring        # a copy that has been checked
-    cdef uint64_t[2] slept_ns, checked_ns    # by side: when the last sleep was to end; when check_if_due last checked
-    cdef int[2] watched_pid, watched_fd    # by side: the process for which it waits, and a descriptor of that process
-    cdef bint must_send_cut             # the last put was interrupted: the frame `cut` must still be sent
-    cdef sr_frame cut
-    cdef object put_dtype, put_names, put_text    # from the last description sent; None: the next array sends one
-    cdef Shape put_shape
-    cdef object got_dtype, got_names, got_text    # from the last description received; names to see renamed fields
-    cdef Shape got_shape
-    cdef sr_incoming incoming           # the message being received
-    cdef object item                    # its destination; None: no message is being received
-    cdef object item_kind
-    cdef bint item_is_given             # ... and it is the caller's array, which it is only during a call
-    cdef bint item_is_whole             # ... and all of it has come: a get has refused it
-    cdef uint32_t *gave_up              # in shared memory: 1 if an exception ended the putting
-    cdef sr_flag interrupted            # 1: no call of this process waits any more
-    cdef const sr_flag *tail            # if the writer drops items: position of the oldest item; else NULL
-    cdef uint64_t number, next_number   # of the next item that goes in, and of the next one that comes out
-    cdef uint64_t nlost                 # items that the writer has dropped before this process could get them
-    cdef readonly object closed_because
-    cdef public int _fd                 # of the memory; -1: not open, or given up. Setting it allocates nothing
 
     def __cinit__(self, *_, **__):
         self.closed_because = "this ring was never made"
@@ -327,7 +296,8 @@ cdef class Ends:
         block : bool
             False: raise queue.Empty if the next item is not complete.
         out : numpy.ndarray, optional
-            A contiguous array of the dtype and shape of the next item. It is filled and returned.
+            A contiguous array of the dtype and shape of the next item. It is filled and returned. After an exception
+            it may hold a part of the item.
 
         Returns
         -------
@@ -358,6 +328,10 @@ cdef class Ends:
                     item, self.item = self.item, None
                     self.keep_description(item)
                     continue
+                if self.item is DISCARDED:
+                    self.item = None
+                    self.next_number += 1
+                    raise MemoryError("an item is lost: a get(out=...) failed, and no memory was left for its part")
                 item = self.deliver(out, takes_objects)
                 self.next_number += 1
                 return self._object_of(item) if self.item_kind == OBJECT else item
@@ -367,19 +341,18 @@ cdef class Ends:
         finally:
             self.is_getting = False
 
-    # After an exception the caller's array is the caller's again: continue the item in a new array.
+    # After an exception the caller's array is the caller's again: continue the item in a new array. Without memory for
+    # that the rest of the item is discarded, and the next call raises MemoryError.
     cdef int release_given(self) except -1:
         if self.item is None or not self.item_is_given:
             return 0
+        self.item_is_given = False
         try:
             item = self.new_array(self.item_kind == FORTRAN_ARRAY)
+            memcpy(cnp.PyArray_DATA(<cnp.ndarray> item), self.incoming.data, self.incoming.offset)
+            self.item, self.incoming.data = item, <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> item)
         except MemoryError:
-            self.is_getting = False
-            self._close("memory for an item ran out when it had come in part")
-            raise
-        memcpy(cnp.PyArray_DATA(<cnp.ndarray> item), self.incoming.data, self.incoming.offset)
-        self.incoming.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> item)
-        self.item, self.item_is_given = item, False
+            self.item, self.incoming.data = DISCARDED, NULL
         return 0
 
     # Return a new array of the received shape and dtype.
@@ -803,299 +776,4 @@ cdef class RingEnds(Ends):
                 sr_liveness_set_state(&self.q.liveness[side], SR_CLOSED)
                 sr_event_signal(&self.q.event[1 - side])
         self.q = NULL
-        return 0
-
-
-cdef class BroadcastEnds(Ends):
-    """The writer's end and one reader's end of a ring with several readers."""
-
-    cdef sr_broadcast *shared
-    cdef sr_broadcast_writer writer
-    cdef uint32_t places                # a copy that has been checked
-    cdef bint keeps_readers             # only the readers of the beginning count: without them, a put is an error
-    cdef int place, pid                 # of this reader
-    cdef bint has_entered               # the writer has admitted this reader
-    cdef readonly object _last_death    # how the last reader that was found dead died
-
-    def __init__(self, mapping, int pauses):
-        cdef uintptr_t address = mapping.address
-        cdef sr_broadcast *shared = <sr_broadcast *> address
-        cdef uint64_t nbytes = 0, places = 0
-        if mapping.nbytes >= SR_PAGE:
-            nbytes, places = shared.nbytes, shared.places
-        if not sr_broadcast_is_valid(shared, mapping.nbytes, nbytes, places):
-            raise Error("this memory is not a broadcast ring of this version of shmring")
-        self.mapping = mapping
-        self.nbytes_of_ring = nbytes
-        self.places = <uint32_t> places
-        self.keeps_readers = shared.reserved == places
-        self.shared = shared
-        self.gave_up = &shared.gave_up
-        self.producer = &self.writer.end
-        self.tail = &shared.tail.value if shared.drops else NULL
-        self.pauses = pauses
-        self.closed_because = None
-
-    @staticmethod
-    def _format(uintptr_t address, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops):
-        """Format a ring of nbytes, a power of two, in zeroed memory."""
-        cdef sr_broadcast *shared = <sr_broadcast *> address
-        sr_broadcast_format(shared, nbytes, places, reserved, drops, 0)
-
-    @staticmethod
-    def _head_nbytes(uint64_t places):
-        """Return the bytes before the ring's data."""
-        return sr_broadcast_head_nbytes(places)
-
-    # -- objects --
-
-    def put_object(self, obj, timeout=None, *, bint block=True):
-        """Pickle an object, and wait until all of it is in the ring. Its arrays are not copied before.
-
-        Parameters
-        ----------
-        obj : object
-            Anything that can be pickled.
-        timeout : float, optional
-            Seconds; None waits for ever.
-        block : bool
-            As in `put`.
-
-        Raises
-        ------
-        Timeout, Closed, RankFailed, ValueError
-            As `put`.
-        """
-        cdef uint64_t deadline = deadline_ns_of(timeout)
-        cdef uint64_t room_nbytes = 0
-        cdef size_t nbytes = 0
-        cdef list parts = self._as_parts(obj)
-        for part in parts:
-            nbytes += len(part)
-        if nbytes <= JOIN_NBYTES:
-            parts = [b"".join(parts)]
-        self.begin_put()
-        try:
-            for part in parts:
-                room_nbytes += sr_ring_message_nbytes(self.producer, len(part))
-            self.check_room(room_nbytes, block)
-            self.send_parts(OBJECT, parts, nbytes, &deadline)
-            self.number += 1
-        finally:
-            self.is_putting = False
-
-    def get_object(self, timeout=None, *, bint block=True):
-        """Return the next item: an object unpickled, bytes and arrays as `get` returns them.
-
-        Unpickling runs code that the pickle names, so only get from processes that you trust.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; None waits for ever.
-        block : bool
-            As in `get`.
-
-        Returns
-        -------
-        object
-            The item. Arrays in it are writable.
-
-        Raises
-        ------
-        Timeout, Closed, RankFailed
-            As `get`.
-        """
-        return self.next_item(timeout, block, None, True)
-
-    @property
-    def lost(self):
-        """Number of items that this reader has lost, since the writer dropped them before they were got."""
-        return self.nlost
-
-    @property
-    def readers(self):
-        """Number of readers that have come and not left. Those that were killed may still count."""
-        cdef uint32_t i
-        cdef int count = 0
-        if self.closed_because is not None:
-            raise Closed(self.closed_because)
-        for i in range(self.places):
-            count += sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)) != 0
-        return count
-
-    # -- places --
-
-    cdef int take_side(self, int side) except -1:
-        pid, start_time = self._come()
-        if side == SR_PRODUCER:
-            self.become_writer(pid, start_time)
-        else:
-            self.become_reader(pid, start_time)
-        return 0
-
-    cdef int become_writer(self, int pid, uint64_t start_time) except -1:
-        cdef sr_place *place = &self.shared.writer
-        if not sr_flag_replace_ordered(&place.owner, SR_PLACE_FREE, sr_place_owner(pid, SR_PLACE_JOINED)):
-            raise RuntimeError(f"process {sr_place_pid(sr_flag_load(&place.owner))} puts into this ring already, or "
-                               "has done so; a broadcast ring has one writer")
-        sr_flag_set(&place.start_time, start_time)
-        sr_broadcast_open_writer(&self.writer, self.shared, self.data(), self.nbytes_of_ring, 0,
-                                 find_kernels(NULL).copy, PIECE_NBYTES)
-        self.puts = True
-        return 0
-
-    cdef int become_reader(self, int pid, uint64_t start_time) except -1:
-        cdef int place = sr_broadcast_take_place(self.shared, self.places, pid)
-        cdef uint32_t i
-        if place < 0:
-            for i in range(self.places):
-                self.free_place_of_the_dead(i)
-            place = sr_broadcast_take_place(self.shared, self.places, pid)
-        if place < 0:
-            raise RuntimeError(f"{self.places} processes get from this ring already, as many as it was made for")
-        sr_flag_set(&self.shared.reader[place].place.start_time, start_time)
-        memset(&self.consumer, 0, sizeof(sr_ring_end))
-        self.place, self.pid, self.has_entered = place, pid, False
-        self.gets = True
-        return 0
-
-    # Free a reader's place if its owner is dead. Return whether the place is free now.
-    cdef bint free_place_of_the_dead(self, uint32_t i) except -1:
-        cdef sr_place *place = &self.shared.reader[i].place
-        cdef uint64_t owner = sr_flag_load(&place.owner)
-        if sr_place_pid(owner) == 0:
-            return False
-        cause = self._cause_of_death(sr_place_pid(owner), sr_flag_load(&place.start_time))
-        if cause is None:
-            return False
-        self._last_death = cause
-        sr_broadcast_leave(self.shared, i, owner)
-        return True
-
-    cdef unsigned char *data(self) noexcept nogil:
-        return <unsigned char *> self.shared + sr_broadcast_head_nbytes(self.places)
-
-    cdef bint may_take(self) except -1:
-        cdef sr_reader *reader = &self.shared.reader[self.place]
-        cdef uint64_t first
-        if self.has_entered:
-            return True
-        if not self.is_admitted():
-            return False
-        first = sr_flag_load(&reader.place.first)
-        if first % SR_CACHE_LINE:
-            raise self._damaged()
-        sr_ring_open_end(&self.consumer, &reader.ring, self.data(), self.nbytes_of_ring, first, &reader.event,
-                         find_kernels(NULL).copy, PIECE_NBYTES)
-        self.next_number = sr_flag_load(&reader.place.first_number)
-        self.nlost = 0
-        self.has_entered = True
-        return True
-
-    cdef bint is_admitted(self) noexcept nogil:
-        return sr_place_get_state(sr_flag_load_ordered(&self.shared.reader[self.place].place.owner)) == SR_PLACE_JOINED
-
-    # -- what Ends needs --
-
-    cdef int check_readers(self) except -1:
-        cdef uint64_t no_deadline = NEVER_NS
-        if not sr_broadcast_has_changed(&self.writer):
-            return 0
-        # A reader's first frame must not be the end of an item that it has not seen.
-        if self.must_send_cut and self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
-            self.send_cut(&no_deadline)
-        if not self.must_send_cut:
-            if sr_broadcast_admit(&self.writer, self.places, self.number):
-                self.put_dtype = None    # describe the next array again
-        if self.keeps_readers and not sr_broadcast_has_readers(self.shared, self.places):
-            raise self._closed_there(True)
-        return 0
-
-    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
-        if side == SR_CONSUMER:
-            if not self.has_entered:
-                return self.is_admitted()
-            return sr_ring_has_frame(&self.consumer) or sr_broadcast_was_dropped(self.tail, self.consumer.position)
-        if sr_ring_has_room(self.producer, room_nbytes):
-            return True
-        if self.tail != NULL:
-            return False
-        sr_broadcast_find_slowest(&self.writer, self.places)
-        if self.writer.slowest < 0 and self.keeps_readers:
-            return False
-        return sr_ring_has_room(self.producer, room_nbytes)
-
-    cdef sr_event *event_of(self, int side) noexcept nogil:
-        if side == SR_CONSUMER:
-            return &self.shared.event
-        return &self.shared.reader[self.writer.slowest].event if self.writer.slowest >= 0 else NULL
-
-    cdef bint is_closed_there(self, int side) noexcept nogil:
-        if side == SR_CONSUMER:
-            return sr_place_get_state(sr_flag_load(&self.shared.writer.owner)) == SR_PLACE_CLOSED
-        return self.writer.slowest < 0 and self.keeps_readers
-
-    cdef int awaited_pid(self, int side) noexcept nogil:
-        if side == SR_CONSUMER:
-            return sr_place_pid(sr_flag_load(&self.shared.writer.owner))
-        if self.writer.slowest < 0:
-            return 0
-        return sr_place_pid(sr_flag_load(&self.shared.reader[self.writer.slowest].place.owner))
-
-    cdef int poll_awaited(self, int side) except -1:
-        cdef sr_place *place = &self.shared.writer
-        cdef int slowest = self.writer.slowest
-        cdef uint32_t i
-        if side == SR_CONSUMER:
-            self._poll_writer(sr_place_pid(sr_flag_load(&place.owner)), sr_flag_load(&place.start_time),
-                              self.readers_pids())
-        elif slowest >= 0 and not self.free_place_of_the_dead(slowest):
-            if sr_place_pid(sr_flag_load(&self.shared.reader[slowest].place.owner)) == 0:
-                cause = self._why_none_comes(self.readers_pids())
-                if cause is not None:
-                    self._last_death = cause
-                    for i in range(self.places):
-                        if sr_flag_load(&self.shared.reader[i].place.owner) == SR_PLACE_RESERVED:
-                            sr_broadcast_leave(self.shared, i, SR_PLACE_RESERVED)
-        return 0
-
-    cdef object readers_pids(self):
-        cdef uint32_t i
-        pids = set()
-        for i in range(self.places):
-            pids.add(sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner)))
-        return pids
-
-    cdef int drop_for(self, uint64_t room_nbytes) except -1:
-        if room_nbytes + SR_CACHE_LINE > self.nbytes_of_ring:
-            raise ValueError(f"the item needs {room_nbytes} bytes; with drop=True it has to fit into the ring, which "
-                             f"has {self.nbytes_of_ring - SR_CACHE_LINE}: make a larger ring")
-        if not sr_broadcast_drop(&self.writer, room_nbytes):
-            raise self._damaged()
-        return 0
-
-    # The writer may sleep on the event of any reader.
-    cdef int set_interrupted(self) except -1:
-        cdef uint32_t i
-        sr_flag_mark(&self.interrupted, 1, &self.shared.event)
-        for i in range(self.places):
-            sr_flag_mark(&self.interrupted, 1, &self.shared.reader[i].event)
-        return 0
-
-    cdef int leave(self) except -1:
-        cdef sr_place *place = &self.shared.writer
-        cdef uint64_t owner
-        cdef int _attempt
-        if self.gets:
-            for _attempt in range(2):    # in between the writer may admit this reader
-                owner = sr_flag_load(&self.shared.reader[self.place].place.owner)
-                if sr_place_pid(owner) == <uint32_t> self.pid:
-                    sr_broadcast_leave(self.shared, self.place, owner)
-        if self.puts:
-            owner = sr_flag_load(&place.owner)
-            sr_flag_replace_ordered(&place.owner, owner, sr_place_owner(sr_place_pid(owner), SR_PLACE_CLOSED))
-            sr_event_signal(&self.shared.event)
-        self.shared = NULL
-        self.tail = NULL
         return 0

@@ -5,9 +5,11 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,61 +211,68 @@ def test_an_out_that_does_not_fit_loses_nothing(out):
 
 
 LONG = np.arange(5000)  # longer than a TINY ring
+RECORDS = np.zeros(10_000, [("a", "i4"), ("b", "f8")])  # longer than BRIEF_ITEM_NBYTES of ring_frames
+RECORDS["b"] = np.arange(10_000)
 
 
-def put_slowly(ring, may_go_on, rest):
-    """Put LONG, of which the rest waits for the reader, and the other items; then close."""
+def put_and_close(ring, items, may_close):
+    """Put the items, the first of which waits for the reader when a part of it is in the ring; close."""
     with ring:
-        putter = threading.Thread(target=lambda: [ring.put(item, ENOUGH_S) for item in (LONG, *rest)])
-        putter.start()
-        may_go_on.wait(ENOUGH_S)
-        putter.join()
+        for item in items:
+            ring.put(item, ENOUGH_S)
+        may_close.wait(ENOUGH_S)
 
 
 @contextlib.contextmanager
-def half_an_item(kind, *rest):
-    """Yield a ring in which LONG has begun to come, and the event after which its writer closes."""
+def stopped_within(kind, *items, out=None, during=contextlib.nullcontext):
+    """Yield a ring of which a `get` has received a part of an item, and its writer, which is stopped."""
     ring = shmring.Ring(TINY) if kind == "ring" else shmring.Broadcast(TINY, readers=1)
     may_close = FORK.Event()
-    writer = FORK.Process(target=put_slowly, args=(ring, may_close, rest))
+    writer = FORK.Process(target=put_and_close, args=(ring, items, may_close))
     writer.start()
+    begun = np.empty_like(items[0]) if out is None else out
+    begun.fill(0)
     try:
-        yield ring, writer, may_close
+        for _ in range(100):  # until the writer has begun
+            time.sleep(0.02)
+            os.kill(writer.pid, signal.SIGSTOP)
+            with during(), pytest.raises(shmring.Timeout):
+                ring.get(0.05, out=begun)
+            if begun.tobytes() != bytes(begun.nbytes):
+                break
+            os.kill(writer.pid, signal.SIGCONT)
+        assert not same(begun, items[0])
+        yield ring, lambda: os.kill(writer.pid, signal.SIGCONT), may_close
     finally:
-        may_close.set()
         os.kill(writer.pid, signal.SIGCONT)
+        may_close.set()
         ring.close()
         writer.join()
 
 
-def get_a_part(ring, **out):
-    """Let an item begin to come, and give up."""
-    with pytest.raises((queue.Empty, shmring.Timeout)):
-        ring.get(0.05, **out)
-
-
+@pytest.mark.parametrize("item", [LONG, RECORDS, np.asfortranarray(LONG.reshape(50, 100))])
 @pytest.mark.parametrize("kind", ["ring", "broadcast"])
-def test_an_array_given_to_a_get_that_fails_is_not_written_to_later(kind):
-    with half_an_item(kind) as (ring, writer, _):
-        time.sleep(0.1)  # the first bytes have come
-        os.kill(writer.pid, signal.SIGSTOP)
-        out = np.empty_like(LONG)
-        get_a_part(ring, out=out)
-        out[:] = -1
-        os.kill(writer.pid, signal.SIGCONT)
-        assert same(ring.get(ENOUGH_S), LONG)
-        assert (out == -1).all()
+def test_an_array_given_to_a_get_that_fails_is_not_written_to_later(kind, item):
+    for again in (False, True):
+        out = np.empty_like(item)
+        with stopped_within(kind, item, out=out) as (ring, go_on, _):
+            out.fill(-1)
+            if again:
+                with pytest.raises(shmring.Timeout):
+                    ring.get(0.05, out=out)
+            go_on()
+            found = ring.get(ENOUGH_S, out=out) if again else ring.get(ENOUGH_S)
+            assert same(found, item)
+            assert found.flags.f_contiguous == item.flags.f_contiguous
+            assert found is out if again else same(out, np.full_like(item, -1))
 
 
 @pytest.mark.parametrize("out", [np.zeros(4), np.zeros(5000, "f4"), [0] * 5000])
 @pytest.mark.parametrize("kind", ["ring", "broadcast"])
 def test_an_item_begun_by_a_call_and_refused_by_another_is_not_lost(kind, out):
     for rest in ((), (b"next",)):
-        with half_an_item(kind, *rest) as (ring, writer, may_close):
-            time.sleep(0.1)
-            os.kill(writer.pid, signal.SIGSTOP)
-            get_a_part(ring)
-            os.kill(writer.pid, signal.SIGCONT)
+        with stopped_within(kind, LONG, *rest) as (ring, go_on, may_close):
+            go_on()
             may_close.set()
             for _ in range(2):
                 with pytest.raises((ValueError, TypeError), match="out"):
@@ -273,6 +282,26 @@ def test_an_item_begun_by_a_call_and_refused_by_another_is_not_lost(kind, out):
                 assert ring.get(ENOUGH_S) == item
             with pytest.raises(shmring.Closed):
                 ring.get(ENOUGH_S)
+
+
+@contextlib.contextmanager
+def little_memory():
+    """Limit the memory of this process to 16 MiB more than it has."""
+    has_nbytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has_nbytes + (16 << 20), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_an_item_is_lost_with_an_error_if_a_failed_get_has_no_memory_for_its_part():
+    with stopped_within("ring", np.ones(64 << 20, "u1"), b"next", during=little_memory) as (ring, go_on, _):
+        go_on()
+        with pytest.raises(MemoryError, match="lost"):
+            ring.get(ENOUGH_S)
+        assert ring.get(ENOUGH_S) == b"next"
 
 
 # ---- full, empty, late ------------------------------------------------------------------------------------
