@@ -252,7 +252,9 @@ def sizes_of_elements(info: Any) -> Any:
             return np.array([info.extent])
         first = info.dtype[0].itemsize  # of a pair, whose message contains the padding
         return np.array([first, info.extent - first])
-    _, base, arguments = info.made
+    combiner, base, arguments = info.made
+    if combiner == "DUP":
+        return sizes_of_elements(base)
     if base is None:
         blocks = zip(arguments["datatypes"], arguments["blocklengths"], strict=True)
         return np.concatenate([np.empty(0, int), *(np.tile(sizes_of_elements(old), n) for old, n in blocks)])

@@ -410,6 +410,9 @@ cdef class Status:
     def Set_elements(self, datatype, count):
         """Set the number of elements."""
         cdef TypeInfo info = type_of(datatype)
+        if info.layout is not None and info.layout.basic:
+            self.nbytes = index_of(count) * info.layout.basic
+            return
         whole, rest = divmod(index_of(count), elements_of(info))
         self.nbytes = whole * (info.packed.extent if info.has_gaps else info.extent)
         if rest:

@@ -268,8 +268,10 @@ comm, status = MPI.COMM_SELF, MPI.Status()
 mixed = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Commit()
 rows = mixed.Create_vector(2, 1, 2).Commit()
 pairs = MPI.Datatype.Create_struct([1, 2], [0, 16], [MPI.DOUBLE_INT, MPI.CHAR]).Commit()
-structs = (mixed, [4, 12]), (rows, [4, 12, 16, 24]), (pairs, [8, 16, 17, 18])
-for datatype, ends in (*structs, (MPI.DOUBLE_INT, [8, 16])):
+copies = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT.Dup(), mixed.Dup()]).Commit()
+structs = (mixed, [4, 12]), (rows, [4, 12, 16, 24]), (pairs, [8, 16, 17, 18]), (copies, [4, 8, 16])
+others = (MPI.DOUBLE_INT, [8, 16]), (MPI.DOUBLE_INT.Dup(), [8, 16]), (MPI.INT, [4]), (MPI.INT.Dup(), [4])
+for datatype, ends in (*structs, *others):
     for nbytes in range(2 * ends[-1] + 1):
         request = comm.Isend([np.zeros(64, "u1"), nbytes, MPI.BYTE], 0)
         comm.Recv([np.zeros(256, "u1"), 3, datatype], 0, status=status)
