@@ -1,10 +1,9 @@
 # The pipelined chain of the MPI libraries, for reduce, scan and exscan with more ranks than CPUs. Chunk by chunk a
 # partial result goes from rank to rank, in rank order, and each rank folds its x into it.
 #
-# Each x is read once, by its own rank.
-# If all ranks staged and folded, every x would move several times, and in a scan the work would grow with the square of
-# the number of ranks. That work runs in parallel only if each rank has a CPU. all_reduce gains nothing from a chain: it
-# takes 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.
+# Each x is read once, by its own rank. If all ranks staged and folded, every x would move several times, and in a scan
+# the work would grow with the square of the number of ranks. That work runs in parallel only if each rank has a CPU.
+# all_reduce gains nothing from a chain: it takes 0.9 to 1.2 of the time with 4 and 8 ranks on 2 CPUs.
 
 from libc.stdint cimport uint32_t, uint64_t
 
@@ -56,8 +55,8 @@ cdef inline void advance_link(Group *g, Call *c, Cursor *cursor) noexcept nogil:
 
 
 # The place of rank's partial result of a chunk. All ranks use one slot, and each overwrites the result of the rank
-# before. In an exscan that is this rank's result. The rank copies it after its own fold, which reads x first since out
-# may be x. So neighbours use two slots in turn.
+# before. In an exscan the partial result of the rank before is this rank's result. It is copied to out only after this
+# rank's fold, since out may be x, so the fold must not overwrite it: neighbours use two slots in turn.
 cdef inline unsigned char *partial_of(Group *g, Call *c, int rank, uint64_t begin) noexcept nogil:
     return slot(g, rank & 1 if c.kind == EXSCAN else 0, begin)
 
@@ -109,7 +108,7 @@ cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
     return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), link_end(g, c, &c.fold))
 
 
-# True if the slot of the next partial result is free. Rank 0 uses it first, so rank 0 checks that.
+# True if the slot of the next partial result is free. Rank 0 is the first to use it, so only rank 0 checks.
 cdef inline bint may_hand_on(Group *g, Call *c) noexcept nogil:
     return g.rank > 0 or has_credit(g, link_end(g, c, &c.fold))
 

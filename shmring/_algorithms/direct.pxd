@@ -75,8 +75,8 @@ cdef inline void advance(Group *g, Call *c, Cursor *cursor, uint64_t slot_at, si
     cursor.offset += nbytes
 
 
-# Return the begin of the owner's slice of a chunk, in bytes, which is the end of the slice before. With
-# the algorithm "master" the slice of rank 0 is everything.
+# Return the begin of the owner's slice of a chunk, in bytes, which is the end of the slice before. With the algorithm
+# "master" the slice of rank 0 is everything.
 cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noexcept nogil:
     if c.algorithm == MASTER:
         return 0 if owner == 0 else nbytes

@@ -11,6 +11,7 @@ from cpython.long cimport PyLong_Check
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
 
+from .._algorithms.choice cimport choose_local_algorithm
 from .._arrays.operands cimport (
     Operand, can_read_while_writing, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
 )
@@ -759,7 +760,10 @@ cdef class Collectives:
         c.fingerprint = fingerprint_of(c)
         if is_joined(c):   # the result is made of x's shape: it is the same on all ranks
             c.fingerprint ^= <uint64_t> signature_of_given(x) << 45   # such a call has no wire format and no groups
-        choose_algorithm(g, c)
+        if g.inter == NULL:   # the usual case, without a detour through _internode
+            choose_local_algorithm(g, c)
+        else:
+            choose_algorithm(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:

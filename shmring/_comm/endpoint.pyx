@@ -492,7 +492,7 @@ cdef class Endpoint:
     cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         cdef Wait wait
         cdef int status = BLOCKED
-        if message.nbytes <= BRIEF_NBYTES and self.matching.nsends <= message.is_send:   # no other
+        if message.nbytes <= BRIEF_NBYTES and self.matching.nsends <= message.is_send:   # no other send is under way
             status = deliver_briefly(&self.matching, message)
             if status == DONE:
                 return 0

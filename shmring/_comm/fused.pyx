@@ -388,7 +388,7 @@ cdef unsigned char *room(FusedCollectives comm, size_t nbytes) except NULL:
 cdef struct Bunch:
     Member *member
     size_t first, last, limit
-    size_t count             # elements of all
+    size_t count             # elements of all these members
     unsigned char *buffer    # in which they are packed
 
 

@@ -1,4 +1,5 @@
-# Collectives of Python objects: small frames (objects.pyx) go through a slot of 256 bytes for each rank, in one call.
+# Collectives of Python objects as frames (objects.pyx). In broadcast_object and all_gather_object small frames go
+# through a slot of 256 bytes for each rank, in one call; the others are vector calls.
 
 from libc.stdint cimport uint64_t
 

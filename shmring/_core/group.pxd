@@ -353,7 +353,7 @@ cdef inline bint gives_in_place(const Group *g, const Call *c, int rank) noexcep
     return is_sliced(c) or gives(g, c, rank)
 
 
-# True if `rank` takes data of other ranks. So does rank 0 of a scan, which copies its x as a piece.
+# True if `rank` takes data of other ranks; also for rank 0 of a scan, which only copies its own x.
 cdef inline bint takes(const Call *c, int rank) noexcept nogil:
     if c.kind == BROADCAST or c.kind == SCATTER:
         return rank != c.root

@@ -5,7 +5,7 @@
 # The caller gives the interval before the first trial. After a trial that has changed the path, the interval is 16
 # calls. After any other trial it is four times as long as before, at most 512 to 2048 calls: the more the trial has
 # cost, the more. If calls of the present path have become a quarter faster or a third slower, the next trial comes
-# after a quarter of the interval.
+# after a quarter of the interval, from intervals of 256 calls on.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t

@@ -7,8 +7,8 @@ from .segment cimport SR_STAGED, sr_flag_reached
 from .staging cimport blocked_on_credit, give_credit, has_credit, slot, slot_begin, slot_end, slot_nbytes
 
 
-# In each transfer a rank stages data for others, and takes data that others
-# staged in the same transfer. All ranks count transfers alike, and reserve slots of the same length for them.
+# In each transfer a rank stages data for others, and takes data that others staged in the same transfer. All ranks
+# count transfers alike, and reserve slots of the same length for them.
 cdef struct Schedule:
     size_t (*slot_nbytes)(Group *, Call *, size_t transfer) noexcept nogil
     size_t (*send)(Group *, Call *, size_t transfer, unsigned char *slot) noexcept nogil      # bytes staged

@@ -23,7 +23,7 @@ if not PAGE.is_file():
 FILE = r"(?:[\w/]+\.(?:pyx|pxd|py|c|h))"
 MENTION = re.compile(rf"`({FILE}|\w+\(\))`")
 WALKS = {
-    "From all_reduce to a kernel": 7,
+    "From all_reduce to a kernel": 6,
     "From spawn to the first collective": 15,
     "From SIGKILL to RankFailed": 10,
 }  # the most files of each list; fewer are welcome
