@@ -310,6 +310,8 @@ cdef class Ends:
             Nothing is lost.
         ValueError, TypeError
             If `out` differs from the item, or is no array or a masked one. The item stays for the next call.
+        MemoryError
+            If there is no memory for the item. It stays for the next call, unless `out` already has a part of it.
         Closed, Aborted, RankFailed
             Once the ring is empty: if the other side has closed it, left its `with` block by an exception, or died.
         """
