@@ -11,7 +11,6 @@ from cpython.long cimport PyLong_Check
 from libc.stdint cimport uint16_t, uintptr_t
 from libc.string cimport memset
 
-from .._algorithms.choice cimport choose_local_algorithm
 from .._arrays.operands cimport (
     Operand, can_read_while_writing, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
 )
@@ -25,7 +24,6 @@ from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, 
 from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_ring_offset
 from .._core.timeouts cimport ns_of, timeout_ns_of, timeout_s_of
 from .._internode.context cimport inter_of
-from .._internode.data_movement cimport choose_algorithm
 from .._internode.reductions cimport residual_count
 from .work cimport Work, number_of
 
@@ -734,7 +732,7 @@ cdef class Collectives:
             c.priority = priority_code(how[2])
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
-            choose_algorithm(g, c)
+            g.choose_algorithm(g, c)
             return None
         c.root = root
         if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
@@ -760,10 +758,7 @@ cdef class Collectives:
         c.fingerprint = fingerprint_of(c)
         if is_joined(c):   # the result is made of x's shape: it is the same on all ranks
             c.fingerprint ^= <uint64_t> signature_of_given(x) << 45   # such a call has no wire format and no groups
-        if g.inter == NULL:   # the usual case, without a detour through _internode
-            choose_local_algorithm(g, c)
-        else:
-            choose_algorithm(g, c)
+        g.choose_algorithm(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:

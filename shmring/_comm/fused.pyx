@@ -13,7 +13,6 @@ from .._core.kernels cimport SR_DTYPES, SR_U8, SR_WIRE_NATIVE
 from .._core.segment cimport SR_CACHE_LINE
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.queue cimport Task
-from .._internode.data_movement cimport choose_algorithm
 from .collectives cimport priority_code
 from .vector cimport VectorCollectives
 from .work cimport Work
@@ -347,7 +346,7 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
         c.wire, c.residual = SR_WIRE_NATIVE, NULL
         members.kept.append(comm.describe_wire(c, members.arrays[first], place, None))
     c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
-    choose_algorithm(&comm.engine.g, c)
+    comm.engine.g.choose_algorithm(&comm.engine.g, c)
     if members.works is None:
         return comm.drive(c)
     work = comm.new_work()

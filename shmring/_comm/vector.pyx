@@ -21,7 +21,6 @@ from .._core.timeouts cimport timeout_ns_of
 from .._engine.engine cimport Engine
 from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
-from .._internode.data_movement cimport choose_algorithm
 from .collectives cimport Collectives, signature_of
 from .work cimport Work
 
@@ -431,7 +430,7 @@ cdef int describe_counts(Collectives comm, Call *counts, Call *c, _Parts parts) 
     counts.out_nbytes = counts.nbytes * parts.size
     counts.x = <unsigned char *> parts.own
     counts.out = <unsigned char *> parts.announced
-    choose_algorithm(&comm.engine.g, counts)
+    comm.engine.g.choose_algorithm(&comm.engine.g, counts)
     return 0
 
 
@@ -537,7 +536,7 @@ cdef object describe_taken(Collectives comm, Call *c, _Parts parts, object out):
             raise ValueError(f"{what} has {piece.nbytes // c.itemsize} {items}, but {nbytes // c.itemsize} "
                              f"come from rank {giver}: shape {(nrows, *np.shape(parts.like)[1:])}")
         c.out_nbytes += nbytes
-    choose_algorithm(g, c)
+    g.choose_algorithm(g, c)
     if not has_result(c, comm.own_rank):
         return None
     if out is not None:

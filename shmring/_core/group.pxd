@@ -79,6 +79,9 @@ cdef enum:
     CHOICE_KINDS = 8      # kinds of calls whose path is measured, from REDUCE_SCATTER to ALL_TO_ALL
 
 
+cdef struct Call
+
+
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
 cdef struct Group:
     int rank, size
@@ -122,6 +125,7 @@ cdef struct Group:
     sr_tuning *tuning          # the one that holds now
     Stats stats
     void *inter                # InterNode of _internode/context.pxd; NULL: all ranks are on this host
+    void (*choose_algorithm)(Group *, Call *) noexcept nogil   # for ranks of one host, or of several
     void *trace                # Trace of trace.pxd; NULL: calls are not traced
     void *p2p_trace            # Trace of the messages; NULL: messages are not traced
 

@@ -31,7 +31,7 @@ from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL, TraceBuffer
 from .._internode.context cimport InterNodeConns, inter_of, remote
-from .._internode.data_movement cimport choose_algorithm, enter_refused_across, step_refused_across
+from .._internode.data_movement cimport choose_algorithm_across, enter_refused_across, step_refused_across
 from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
     start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,
@@ -481,6 +481,7 @@ cdef class Engine(State):
         """Run all later calls over several hosts."""
         self.conns, self.notifications = conns, notifications
         self.g.inter = &conns.inter
+        self.g.choose_algorithm = choose_algorithm_across
         self.g.me.stack_request.rank, self.g.me.stack_request.size = self.world_rank(self.g.rank), self.world_size
 
     def end_sharing(self, bint beside=False):
@@ -775,7 +776,7 @@ cdef class Engine(State):
         c.x = c.out = <unsigned char *> data
         c.timeout_ns = ns_of(timeout_s)
         c.fingerprint = fingerprint_of(&c) ^ signature << 32
-        choose_algorithm(&self.g, &c)
+        self.g.choose_algorithm(&self.g, &c)
         return self.drive(&c)
 
     def broadcast_word(self, uint64_t word):

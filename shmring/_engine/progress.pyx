@@ -27,7 +27,6 @@ from .._core.segment cimport (
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, inter_of, number_in, sr_conn_sleep_or, sr_conn_take_news
-from .._internode.data_movement cimport choose_algorithm
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
     BACKGROUND, CANDIDATE, CHOSEN, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
@@ -634,7 +633,7 @@ cdef void enter_election(Group *g, Call *c) noexcept nogil:
     q.nready = nready(q)
     c.timeout_ns = first.call.timeout_ns
     c.fingerprint = fingerprint_of(c) ^ mixed(q.chosen ^ first.fingerprint) >> 32 << 32
-    choose_algorithm(g, c)
+    g.choose_algorithm(g, c)
     c.enter(g, c)
     c.enter = enter_election
 
@@ -695,7 +694,7 @@ cdef void take_part(Group *g, Task *t) noexcept nogil:
     c.nbytes = c.x_nbytes = c.out_nbytes = c.count * c.itemsize
     t.left -= c.count
     c.fingerprint = fingerprint_of(c) ^ signature
-    choose_algorithm(g, c)
+    g.choose_algorithm(g, c)
 
 
 # Prepare a call with a priority that is about to be appended.

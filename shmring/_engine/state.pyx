@@ -10,6 +10,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strncpy
 from posix.unistd cimport getpid
 
+from .._algorithms.choice cimport choose_local_algorithm
 from .._core.group cimport (
     CHOICE_KINDS, INVALID, PROGRESSED, REDUCE_SCATTER, REMOTE_MISMATCH, Call, Group, check_liveness,
     first_position, is_before, peer_status, set_far,
@@ -217,6 +218,7 @@ cdef class State:
         g.kernels = SR_FAULT_KERNELS(find_kernels(isa_bytes))
         if g.kernels == NULL:
             raise ValueError(f"SHMRING_ISA={isa}: this machine has {', '.join(kernels.isas())}")
+        g.choose_algorithm = choose_local_algorithm
         g.seq = g.verified = g.header.first_seq
         g.first_user_seq = g.seq + (<uint64_t> 1 << 62)   # far ahead: no call is the user's before open_for_calls
         g.position = g.credit = g.pings = first_position(g.header)

@@ -7,7 +7,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
-from .._algorithms.choice cimport choose_local_algorithm, enter_refused, step_refused
+from .._algorithms.choice cimport enter_refused, step_refused
 from .._core.group cimport (
     ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
     bytes_within, goes_from_to, is_scan, piece_for, piece_from,
@@ -449,11 +449,8 @@ cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
 
 # Choose the algorithm of a call. The choice depends only on the call and on values that are equal on all ranks, so all
 # ranks choose the same one.
-cdef void choose_algorithm(Group *g, Call *c) noexcept nogil:
+cdef void choose_algorithm_across(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    if inter == NULL:
-        choose_local_algorithm(g, c)
-        return
     c.enter, c.step = begin_internode, step_internode
     if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
         c.start_across, c.stage_across = start_pairwise, stage_pairwise

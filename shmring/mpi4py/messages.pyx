@@ -387,7 +387,7 @@ cdef class Status:
     def Get_count(self, datatype=None):
         """Return the number of items of a datatype in the message; UNDEFINED if it is no whole number."""
         cdef TypeInfo info = type_of(byte_type if datatype is None else datatype)
-        cdef Py_ssize_t nbytes = info.packed.extent if info.has_gaps else info.extent
+        cdef Py_ssize_t nbytes = sent_nbytes_of(info)
         if nbytes == 0:
             return UNDEFINED if self.nbytes else 0
         return self.nbytes // nbytes if self.nbytes % nbytes == 0 else UNDEFINED
@@ -414,7 +414,7 @@ cdef class Status:
             self.nbytes = index_of(count) * info.layout.basic
             return
         whole, rest = divmod(index_of(count), elements_of(info))
-        self.nbytes = whole * (info.packed.extent if info.has_gaps else info.extent)
+        self.nbytes = whole * sent_nbytes_of(info)
         if rest:
             self.nbytes += int(layouts.sizes_of_elements(info)[:rest].sum())
 
@@ -477,6 +477,11 @@ cdef class Status:
     error = property(Get_error, Set_error, doc="The error class.")
     count = property(Get_count, _set_count, doc="The number of bytes.")
     cancelled = property(Is_cancelled, Set_cancelled, doc="Whether the call was cancelled.")
+
+
+# Return the bytes of an item in a message.
+cdef inline Py_ssize_t sent_nbytes_of(TypeInfo info) noexcept:
+    return info.packed.extent if info.has_gaps else info.extent
 
 
 # Return the number of basic elements of an item: 2 for a pair.
