@@ -30,7 +30,7 @@ _COUNT = re.compile(r"\[\d+\]")
 # The beginning of most errors.
 _NAMED = re.compile(r"rank (\d+) (?:on (.+?) failed: ([^;]*))?")
 _REMOTE_CALL = re.compile(r"rank (\d+) called (.*?)(?=; rank \d+ called |$)")
-_OVER = "this communicator is over: its shrink() goes on with the remaining ranks"
+_OVER = "this communicator is over: its shrink() goes on with the survivors"
 
 _has_rehearsed = False  # in this process, or in one that it was forked from
 

@@ -75,7 +75,7 @@ class View:
     def unpack(cls, packed: bytes) -> View:
         attempt, phase, out = _HEAD.unpack_from(packed)
         if phase > Phase.DONE or attempt > _MOST_ATTEMPTS:
-            raise Error(f"a remaining rank reports phase {phase} of attempt {attempt}, which do not exist")
+            raise Error(f"a survivor reports phase {phase} of attempt {attempt}, which do not exist")
         invitation = packed[_HEAD.size :].rstrip(b"\0").decode(errors="replace")
         return cls(attempt, Phase(phase), int.from_bytes(out, "little"), invitation)
 

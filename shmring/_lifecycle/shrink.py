@@ -109,7 +109,7 @@ class _Meetings:
         failed, members = self._failed, view.members(self._ranks.size)
         lowest = self._ranks.view_of(members[0])
         if lowest is None or not lowest.invitation:
-            raise RankFailed("the lowest of the remaining ranks has given up", rank=0)
+            raise RankFailed("the lowest of the survivors has given up", rank=0)
         world_id, _, address = lowest.invitation.partition(" ")
         if address and failed.internode is not None:
             address = failed.internode.address_here(address)
@@ -161,7 +161,7 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
                     continue
                 if parts is None:
                     raise Error(
-                        f"the remaining ranks could not begin a communicator in {_MOST_ATTEMPTS} attempts"
+                        f"the survivors could not begin a communicator in {_MOST_ATTEMPTS} attempts"
                     )
                 prepared = view, parts
                 if not agreement.commit():
@@ -196,7 +196,7 @@ def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> CommParts | 
     def check() -> None:
         if agreement.poll():  # the meeting reports this error to the ranks in it
             gone = [at for at, rank in enumerate(view.members(size)) if agreement.view.leaves_out(rank)]
-            text = "a remaining rank has failed while the remaining ranks met"
+            text = "a survivor has failed while the survivors met"
             raise RankFailed(text, rank=gone[0] if gone else None)
 
     try:

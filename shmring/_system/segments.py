@@ -16,6 +16,8 @@ import re
 import secrets
 from collections.abc import Callable
 
+import numpy as np
+
 from ..errors import Error, OutOfMemory
 from . import procfs
 from .limits import MIB, Headroom, MemoryLimits, explain, size_text
@@ -117,11 +119,13 @@ def write(fd: int, offset: int, data: memoryview, *, purpose: str) -> None:
 class Mapping:
     """A segment mapped into this process: `address` and `nbytes`. The descriptor may be closed afterwards.
 
-    ctypes is used because the mmap module keeps a duplicate of the descriptor. Views are not counted: the
-    code that hands out the address closes the mapping after the last view.
+    The mmap module keeps a duplicate of a descriptor that it maps, so it only reserves the addresses here. Its
+    deallocator unmaps them, which no exception of a signal handler can prevent. Views are not counted: the code
+    that hands out the address closes the mapping after the last view.
     """
 
     address = 0  # also if __init__ raises first
+    _addresses: mmap.mmap | None = None
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True) -> None:
         self.nbytes = nbytes
@@ -129,7 +133,9 @@ class Mapping:
         if there < nbytes:  # access beyond the end would raise SIGBUS
             raise Error(f"the segment has {there} bytes where {nbytes} were announced")
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self.address = _map(nbytes, mmap.MAP_SHARED, fd, what="shared memory", access=access)
+        self._addresses, address = _reserve(nbytes)
+        how = mmap.MAP_SHARED | _MAP_FIXED
+        self.address = _map(nbytes, how, fd, what="shared memory", at=address, access=access)
 
     def discard(self, offset: int, nbytes: int) -> None:
         """Free the whole pages inside the range for all processes; they then read as zeros."""
@@ -169,13 +175,9 @@ class Mapping:
 
     def close(self) -> None:
         """Unmap; a second call does nothing."""
-        address, self.address = self.address, 0
-        if address:
-            _libc.munmap(address, self.nbytes)
-
-    def __del__(self) -> None:
-        if _libc is not None:  # else the interpreter is ending and has cleared this module; the kernel unmaps
-            self.close()
+        self.address = 0
+        if self._addresses is not None:
+            self._addresses.close()
 
     def __repr__(self) -> str:
         return f"<Mapping of {self.nbytes} bytes at {self.address:#x}>"
@@ -201,9 +203,6 @@ class Adopted(Mapping):
         self.address = address
         self.nbytes = nbytes
 
-    def close(self) -> None:
-        self.address = 0
-
 
 def check_own_mapping(address: int, nbytes: int) -> None:
     """Raise ValueError unless nbytes at address are exactly one or more adjacent writable mappings.
@@ -224,6 +223,15 @@ def check_own_mapping(address: int, nbytes: int) -> None:
             f"the {nbytes} bytes at {address:#x} are not a writable mapping of their own, whose pages could "
             "become shared: adopt memory made by mmap or tensor.share_memory_()"
         )
+
+
+def _reserve(nbytes: int) -> tuple[mmap.mmap, int]:
+    """Return addresses where nothing is mapped, and the first of them."""
+    try:
+        addresses = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    except OSError as error:
+        raise explain(error, f"mapping {size_text(nbytes)} of shared memory", nbytes) from error
+    return addresses, np.frombuffer(addresses, np.uint8).ctypes.data
 
 
 def _map(

@@ -1,4 +1,4 @@
-"""shrink after a failure: the remaining ranks go on, whichever rank has died, was stopped, aborted, or dies
+"""shrink after a failure: the survivors go on, whichever rank has died, was stopped, aborted, or dies
 meanwhile."""
 
 import contextlib

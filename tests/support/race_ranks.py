@@ -20,7 +20,7 @@ TINY = {"SHMRING_CHUNK": "256", "SHMRING_MESSAGE_RING": "512"}
 # --- one mapping for all ranks ---
 
 _guard = threading.RLock()  # the collector may drop a mapping while another one is made
-_mapped = {}  # by device and inode: [address, bytes, users]
+_mapped = {}  # by device and inode: [mapping of the whole segment, number of those that use it]
 _map, _unmap = segments.Mapping.__init__, segments.Mapping.close
 
 
@@ -30,10 +30,11 @@ def map_once(mapping, fd, nbytes):
     mapping.key = there.st_dev, there.st_ino
     with _guard:
         if mapping.key not in _mapped:
-            _map(mapping, fd, there.st_size)
-            _mapped[mapping.key] = [mapping.address, there.st_size, 0]
-        _mapped[mapping.key][2] += 1
-        mapping.address, mapping.nbytes = _mapped[mapping.key][0], nbytes
+            whole = segments.Mapping.__new__(segments.Mapping)
+            _map(whole, fd, there.st_size)
+            _mapped[mapping.key] = [whole, 0]
+        _mapped[mapping.key][1] += 1
+        mapping.address = _mapped[mapping.key][0].address
 
 
 def unmap_last(mapping):
@@ -41,11 +42,10 @@ def unmap_last(mapping):
         if not mapping.address:
             return
         shared = _mapped[mapping.key]
-        shared[2] -= 1
-        if shared[2] == 0:
+        shared[1] -= 1
+        if shared[1] == 0:
             del _mapped[mapping.key]
-            mapping.nbytes = shared[1]
-            _unmap(mapping)
+            _unmap(shared[0])
         mapping.address = 0
 
 

@@ -142,6 +142,24 @@ def test_a_mapping_outlives_its_descriptor():
     assert mapping.address == 0
 
 
+def test_no_exception_keeps_a_dropped_mapping_mapped():
+    """A signal handler may raise whenever Python code runs, so none may have to run."""
+    fd = segments.create(PAGE, kind="memfd")
+    mapping = segments.Mapping(fd, PAGE)
+    line = f" {os.fstat(fd).st_ino} "
+    assert line in Path("/proc/self/maps").read_text()
+
+    def interrupt(frame, event, arg):
+        raise KeyboardInterrupt
+
+    tracer = sys.gettrace()
+    sys.settrace(interrupt)
+    del mapping
+    sys.settrace(tracer)
+    assert line not in Path("/proc/self/maps").read_text()
+    os.close(fd)
+
+
 def test_a_mapping_beyond_the_end_is_an_error_not_a_sigbus():
     fd = segments.create(PAGE, kind="memfd")
     with pytest.raises(Error, match=f"has {PAGE} bytes where {2 * PAGE}"):
