@@ -324,7 +324,8 @@ class Gathering:
     def _handle_frame(self, rank: int, packet: bytes) -> None:
         """Raise the error of a frame: a waiting rank sends a frame only to give up."""
         _, failure = handshake.unpack_frame(packet)
-        raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
+        if failure is not None or self._missing():  # if none is missing, the rank is about to get READY
+            raise failure or self._late(f"did not come{self._where('to')} while rank {rank} would wait")
 
     def _late(self, what: str) -> Timeout:
         missing, hints = self._missing(), self._acceptor.hints()

@@ -78,7 +78,7 @@ class Connector:
         """Note that the peer belongs to another world."""
 
     def _introduce(self, sock: FramedSocket) -> bool:
-        """Exchange proofs. Return False if the peer closed the connection, for example on a slow rank."""
+        """Exchange proofs. Return False if the peer closed the connection, as it may if this rank is slow."""
         request = self._request
         hello = request.hello(self._peer, self._purpose)
         if not sock.send(hello.pack()):

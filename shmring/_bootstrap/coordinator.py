@@ -41,7 +41,7 @@ class Coordinator:
         """Block until every rank has called it."""
         with self.together():
             if self._rank == 0:
-                # A rank that is late for a known reason sends it at the same deadline.
+                # A little longer: at this deadline a late rank may send the error that explains its delay.
                 self._await_ready(deadline.later(_VERDICT_S / 2))
             else:
                 self._send(0, handshake.pack_frame(handshake.READY))

@@ -56,7 +56,7 @@ def find_job(settings: Settings, environ: Mapping[str, str]) -> Job | None:
 def ended_ranks_check(settings: Settings) -> Check:
     """Return a function that raises RankFailed once shmrun has recorded the end of a rank.
 
-    From now on this process writes there what it knows of failures of other ranks.
+    From now on this process notes in shmrun's record that it has got an error about another rank.
     """
     fd = settings.ended_fd
     if fd is None or not ended_ranks.is_shmruns(fd):

@@ -60,7 +60,8 @@ class FramedSocket:
     def receive(self, most_nbytes: int) -> bytes | None:
         """Return the next frame; None if it is not complete yet; empty if the other side has closed.
 
-        It reads no byte beyond that frame. Raises BadFrame if the frame is longer than `most_nbytes`.
+        It reads no byte beyond that frame. On TCP it raises BadFrame if the frame is longer than
+        `most_nbytes`; a Unix socket cuts it.
         """
         if not self._is_stream:
             return self._read(most_nbytes)
@@ -86,7 +87,7 @@ class FramedSocket:
             self.wait(select.POLLIN, min(left_s, poll_s))
 
     def wait(self, event: int, timeout_s: float) -> bool:
-        """Return whether the connection is ready in time, or broken, as the next call on it then shows."""
+        """Return whether the connection is ready or broken in time; the next call on it shows which."""
         poll = select.poll()
         poll.register(self.connection, event)
         return bool(poll.poll(timeout_s * 1000))

@@ -72,7 +72,7 @@ def place_of(rank: int, hosts: Sequence[int]) -> Place:
     )
 
 
-def number(identities: Sequence[str]) -> list[int]:
+def number_hosts(identities: Sequence[str]) -> list[int]:
     """Return the host of every rank. Hosts are numbered in the order of their lowest ranks.
 
     identities: by rank, the identity of its host.
@@ -83,7 +83,7 @@ def number(identities: Sequence[str]) -> list[int]:
 
 def number_machines(identities: Sequence[str]) -> list[int]:
     """Return the machine of every rank, numbered as in `number`."""
-    return number([identity[:_MACHINE_CHARACTERS] for identity in identities])
+    return number_hosts([identity[:_MACHINE_CHARACTERS] for identity in identities])
 
 
 def identity(name: str) -> str:

@@ -35,8 +35,8 @@ __all__ = ["Joined", "World", "check_nprocs", "host_id", "join", "world", "world
 class Joined:
     """The result of `join`: connections to the ranks of this host and of other hosts, and this rank's place.
 
-    `mesh` is None if all ranks are on one host. `coordinator` is None if the world has no address, else it is
-    open for one more agreement, after the caller has used the rest.
+    `mesh` is None if all ranks are on one host. `coordinator` is None if the world has
+    no address or one rank. Else it is open for one more agreement; then the caller closes it.
     """
 
     local_sockets: LocalSockets
@@ -138,7 +138,7 @@ def join(
     """Connect to the other ranks of the world. Return when all have joined, before the deadline.
 
     `node` overrides SHMRING_NODE. `check` may raise while ranks are missing. `listener` is rank 0's listener
-    at the world's address, if it has one already; this function takes ownership. `is_invited` is True on the
+    at the world's address, if it has one already; the caller closes it too. `is_invited` is True on the
     other ranks in that case. Raises the same error on every rank that has joined: Timeout names the missing
     ranks, RankFailed a rank that ended meanwhile, Mismatch ranks with different nprocs. A rank with another
     key, or one that joins twice, gets an Error.

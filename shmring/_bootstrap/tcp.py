@@ -98,7 +98,7 @@ class _TcpGathering(Gathering):
 
     def _handle_frame(self, rank: int, packet: bytes) -> None:
         if rank in self._endpoints or handshake.kind_of(packet) != handshake.ENDPOINT:
-            super()._handle_frame(rank, packet)
+            return super()._handle_frame(rank, packet)
         self._endpoints[rank] = host_map.unpack_endpoint(packet)
 
     def _is_complete(self) -> bool:
@@ -111,7 +111,7 @@ class _TcpGathering(Gathering):
         """Number the hosts and send the table to all ranks."""
         ranks = range(self._request.world.nprocs)
         identities = [self._identities[rank] for rank in ranks]
-        numbers, machines = host_map.number(identities), host_map.number_machines(identities)
+        numbers, machines = host_map.number_hosts(identities), host_map.number_machines(identities)
         self.rows = [Row(numbers[rank], self._endpoints[rank], machines[rank]) for rank in ranks]
         for page in host_map.pack_table(self.rows, self.nonce):
             for rank, sock in list(socks.items()):
@@ -305,7 +305,9 @@ def listen_nearby(family: int, own: Address, ports: tuple[int, int] | None) -> s
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise explain(error, f"listening at {own[0]} for other ranks") from error
+    if ports is None:
+        raise Error(f"no port is free at {own[0]} on {os.uname().nodename}")
     raise Error(
-        f"all of SHMRING_PORTS={first}-{last} are taken on {os.uname().nodename}: every rank of a host needs "
-        "one, rank 0 apart"
+        f"all of SHMRING_PORTS={first}-{last} are taken on {os.uname().nodename}: every rank of a host "
+        "except rank 0 needs one"
     )

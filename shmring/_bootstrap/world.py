@@ -173,6 +173,6 @@ class JoinRequest:
 
 
 def named(ranks: list[int]) -> str:
-    """Return the names of ranks for a message: "rank 3", "ranks 1, 2 and 7 more"."""
+    """Return "rank 3" or "ranks 1, 2"; beyond 8 ranks only the number of the others."""
     some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {some}" if len(ranks) == 1 else f"ranks {some}"

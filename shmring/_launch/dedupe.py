@@ -100,7 +100,7 @@ class Dedupe(Screen):
         return found
 
     def _show_settled(self) -> None:
-        """Show lines that no rank can join any more: every open rank has a line there or later."""
+        """Show the lines that no rank can join: every open rank has a line there or later."""
         while self._held and (self._streams.keys() <= self._counts.keys() or len(self._held) > _MOST_HELD):
             self._show_first()
 

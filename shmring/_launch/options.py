@@ -80,7 +80,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _is_python(script: str) -> bool:
-    """Return whether SCRIPT is an interpreter, as after other launchers' -n."""
+    """Return whether SCRIPT is Python itself, as in other launchers' `-n 4 python script.py`."""
     is_named_so = re.fullmatch(r"python[\d.]*", os.path.basename(script)) is not None
     return is_named_so and (os.access(script, os.X_OK) or not os.path.exists(script))
 
@@ -123,7 +123,7 @@ def _parser() -> _Parser:
     rest = parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER)
     rest.required = False  # argparse would name it among the arguments that are missing
     _add_output(parser.add_argument_group("output"))
-    _add_course(parser.add_argument_group("failures and CPUs"))
+    _add_failures_and_cpus(parser.add_argument_group("failures and CPUs"))
     hosts = parser.add_argument_group("several hosts")
     hosts.add_argument("--nnodes", type=_whole, metavar="HOSTS", help="number of hosts (default: one)")
     hosts.add_argument("--node-rank", type=_whole, metavar="INDEX", help="index of this host: 0 to HOSTS - 1")
@@ -160,7 +160,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_course(group: argparse._ArgumentGroup) -> None:
+def _add_failures_and_cpus(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--grace",
         type=_seconds,
@@ -195,7 +195,9 @@ def _count_ranks(options: argparse.Namespace) -> None:
     texts = options.counts.split(",")
     is_said = options.nnodes is not None
     options.nnodes = len(texts) if options.nnodes is None else options.nnodes
-    if options.nnodes < 1 or len(texts) not in (1, options.nnodes):
+    if options.nnodes < 1:
+        raise ValueError(f"--nnodes is {options.nnodes}; it must be 1 or more")
+    if len(texts) not in (1, options.nnodes):
         raise ValueError(
             f"--nnodes is {options.nnodes} but -n is {options.counts}: give one number, or one for each host"
         )

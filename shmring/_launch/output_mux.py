@@ -265,7 +265,7 @@ def screens(out_fd: int, err_fd: int, make: Callable[[bool], Screen]) -> tuple[S
 def _write(fd: int, data: bytes) -> int:
     """Write without blocking; return the number of bytes written.
 
-    The descriptor stays as it is, since other processes use it too: a pipe takes, if ready, PIPE_BUF bytes.
+    The descriptor stays blocking, since other processes use it. A ready pipe takes PIPE_BUF bytes at once.
     """
     written = 0
     poller = select.poll()

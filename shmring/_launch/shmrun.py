@@ -373,7 +373,7 @@ class _Run:
             self._signal_ranks(signal.SIGKILL)
 
     def _watch(self) -> None:
-        """Watch the ranks' pipes, but while the reader of a screen does not read, that reader instead."""
+        """Watch the ranks' pipes. While a screen's reader does not read, watch that screen instead."""
         watched = self._selector.get_map()
         for screen in self._screens:
             if screen.blocked_fd is not None and screen.blocked_fd not in watched:

@@ -39,13 +39,13 @@ def traceback_tail(lines: list[str]) -> list[str]:
     return lines[own[-1] if own else starts[-1] - 1 :]
 
 
-def tier_of(words: Sequence[str], *, follows_another: bool = False) -> Tier:
+def tier_of(lines: Sequence[str], *, follows_another: bool = False) -> Tier:
     """Return the tier of the failure that a traceback tail shows.
 
     follows_another: the rank had got an error about another rank. The tail may not show it, above all if the
     program prints its errors in a form of its own (sys.excepthook).
     """
-    plain = [_COLOUR.sub("", line) for line in words]
+    plain = [_COLOUR.sub("", line) for line in lines]
     tracebacks = _heads(plain)
     heads = tracebacks or [0]
     ends = [*heads[1:], None]
@@ -56,11 +56,11 @@ def tier_of(words: Sequence[str], *, follows_another: bool = False) -> Tier:
     return tier
 
 
-def exception_line(words: Sequence[str]) -> str:
+def exception_line(lines: Sequence[str]) -> str:
     """Return the line that names the exception of a traceback tail; without a traceback, the last line."""
-    heads = _heads([_COLOUR.sub("", line) for line in words])
-    causes = _causes(words[heads[-1] :]) if heads else []
-    return causes[0] if causes else words[-1]
+    heads = _heads([_COLOUR.sub("", line) for line in lines])
+    causes = _causes(lines[heads[-1] :]) if heads else []
+    return causes[0] if causes else lines[-1]
 
 
 def _heads(plain: Sequence[str]) -> list[int]:
@@ -77,10 +77,10 @@ def _tier_of_one(causes: Sequence[str]) -> Tier:
     return Tier.OWN
 
 
-def _causes(words: Sequence[str]) -> list[str]:
+def _causes(lines: Sequence[str]) -> list[str]:
     """Return the line of the first exception, or of the first of each member of a group."""
     causes, expected = [], True
-    for line in (_COLOUR.sub("", line) for line in words):
+    for line in (_COLOUR.sub("", line) for line in lines):
         if _NEXT_OF_GROUP.match(line):
             expected = True
             continue

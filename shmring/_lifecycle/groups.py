@@ -125,7 +125,7 @@ def form_across(
                     raise Error(f"rank {rank} cannot come to its group: {answers[rank]}", rank=rank)
             world = internode.world(len(ranks), answers[ranks[0]])
 
-            with _as_the_parents(RankFailed, engine.poll):
+            with _preferring_the_parents_error(RankFailed, engine.poll):
                 parts = join_and_begin(
                     world,
                     ranks.index(comm.rank),
@@ -161,10 +161,10 @@ def form_of_callers(
     """
     deadline, check = Deadline(timeout_s), _check_of(engine)
     key, address, listener, parts = secret, None, None, None
-    # The rank at which a meeting fails ends the parent. If none does, the first rank of the group does.
+    # After an error a rank waits for the parent's error. ranks[0] waits less long, and then ends the parent.
     within_s = _ABORT_S if rank == ranks[0] else 2 * _ABORT_S
     try:
-        with _as_the_parents(Error, check, within_s):
+        with _preferring_the_parents_error(Error, check, within_s):
             if internode is not None and len(ranks) > 1:
                 # The secret may have been sent over the network.
                 key = hashlib.sha256(internode.key + secret).digest()
@@ -192,7 +192,7 @@ def form_of_callers(
 
 
 def _check_of(engine: Engine) -> Check:
-    """Return a function that raises if a rank of the engine has ended, also beside calls of other threads."""
+    """Return a function that raises if a rank of the engine has ended. Other threads may be inside calls."""
 
     def check() -> None:
         try:
@@ -230,10 +230,12 @@ def _meeting_point(
 
 
 @contextlib.contextmanager
-def _as_the_parents(kind: type[Error], check: Check, within_s: float = _ABORT_S) -> Iterator[None]:
-    """Raise an error of this kind as the parent's error, so that all its ranks learn of it.
+def _preferring_the_parents_error(
+    kind: type[Error], check: Check, within_s: float = _ABORT_S
+) -> Iterator[None]:
+    """Replace an error of this kind by the parent's error, if the parent reports one in time.
 
-    The parent's connections may show it a moment later than the group's.
+    All ranks of the parent then raise it. The parent may notice a death later than the group.
     """
     try:
         yield

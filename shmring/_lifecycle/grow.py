@@ -1,8 +1,8 @@
 """Make a new communicator of the ranks of one, and of new ranks.
 
 Rank 0 makes a world for all of them and passes it to the new ranks. All then join it as any world, so the new
-ranks need nothing but `init`. The communicator stays open until all have met: the ranks see a death in it at
-once, agree in it that all have met, and go on with it if not.
+ranks need nothing but `init`. The old communicator stays open until all have met: through it the ranks see a
+death at once, and agree whether all have met. If not, they go on with it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class InterNodeLinks:
 
     def __init__(self, engine: Engine, place: Place, mesh: Mesh, key: bytes) -> None:
         self._mesh = mesh
-        self._key = key
+        self.key = key  # of the world; it is never sent
         connection = next(iter(mesh.data.values()))
         try:
             self._family, self._address = connection.family, connection.getsockname()
@@ -73,7 +73,7 @@ class InterNodeLinks:
     def world(self, nprocs: int, invitation: Invitation) -> World:
         """Return the world of an invitation. Its key is this world's key, which is never sent."""
         world_id, address = invitation
-        return World(world_id, self._key, nprocs, self.address_here(address))
+        return World(world_id, self.key, nprocs, self.address_here(address))
 
     def notify_view(self, view: bytes) -> None:
         """Send this rank's view to the ranks of other hosts. See membership."""
@@ -98,11 +98,6 @@ class InterNodeLinks:
     def deliver_view(self) -> None:
         """Wait until the last view has been delivered, if it can be. Call this before close."""
         self._channels.deliver(_VIEW_S, framed_socket.CUT_S, unless_over=False)
-
-    @property
-    def key(self) -> bytes:
-        """The world's key, which is never sent."""
-        return self._key
 
     def close(self, within_s: float) -> None:
         """Close all connections. A second call does nothing. within_s: limit for delivering messages."""

@@ -112,17 +112,17 @@ class Agreement:
 
     def __init__(
         self,
-        ranks: Ballot,
+        ballot: Ballot,
         timeout_s: float,
         invite: Callable[[View], str],
         suspects: frozenset[int] = frozenset(),
     ) -> None:
-        self._ranks = ranks
+        self._ballot = ballot
         self._timeout_s = timeout_s
         self._invite = invite
         self._suspects = suspects
         self._clock = Clock()
-        self._others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+        self._others = [rank for rank in range(ballot.size) if rank != ballot.rank]
         self.view = View()
         self.done: View | None = None  # the view of a member that reported done
         self._since = self._sent_s = 0.0
@@ -141,23 +141,23 @@ class Agreement:
     def poll(self) -> bool:
         """Receive the others' views. Return True if that changed anything. Raise if this rank is left out."""
         attempt, out = self.view.attempt, self.view.out
-        self._ranks.poll()
+        self._ballot.poll()
         for rank in self._others:
             if self.view.leaves_out(rank):
                 continue
-            has_gone = self._ranks.has_gone(rank)  # before view_of: done is reported before leaving
-            theirs = self._ranks.view_of(rank)
+            has_gone = self._ballot.has_gone(rank)  # before view_of: done is reported before leaving
+            theirs = self._ballot.view_of(rank)
             if theirs is not None and theirs.phase == Phase.DONE:
-                if theirs.leaves_out(self._ranks.rank):
-                    raise left_behind(self._ranks.rank)
+                if theirs.leaves_out(self._ballot.rank):
+                    raise left_behind(self._ballot.rank)
                 self.done = theirs
                 return True
             if has_gone:
                 out |= 1 << rank
             elif theirs is not None and theirs.phase > Phase.AWAY:
                 attempt, out = max(attempt, theirs.attempt), out | theirs.out
-        if out >> self._ranks.rank & 1:
-            raise left_behind(self._ranks.rank)
+        if out >> self._ballot.rank & 1:
+            raise left_behind(self._ballot.rank)
         if (attempt, out) == (self.view.attempt, self.view.out):
             return False
         self._move(attempt, out)
@@ -196,23 +196,23 @@ class Agreement:
             self._send(replace(self.view, phase=Phase.AWAY, invitation=""))
 
     def _last_attempt(self) -> int:
-        own = self._ranks.view_of(self._ranks.rank)
+        own = self._ballot.view_of(self._ballot.rank)
         return own.attempt if own is not None else 0
 
     def _move(self, attempt: int, out: int) -> None:
         self._since, self._only_suspects_since = self._clock.now_s(), None
         view = View(attempt, Phase.COMING, out)
-        if view.members(self._ranks.size)[0] == self._ranks.rank:
+        if view.members(self._ballot.size)[0] == self._ballot.rank:
             view = replace(view, invitation=self._invite(view))
         self._send(view)
 
     def _send(self, view: View) -> None:
         self.view = view
         self._sent_s = self._clock.now_s()
-        self._ranks.notify(view)
+        self._ballot.notify(view)
 
     def _pause(self) -> None:
-        self._ranks.pause()
+        self._ballot.pause()
         if self._clock.now_s() - self._sent_s > _AGAIN_S:
             self._send(self.view)
 
@@ -223,14 +223,14 @@ class Agreement:
         missing = []
         for rank in self._others:
             if not self.view.leaves_out(rank):
-                theirs = self._ranks.view_of(rank)
+                theirs = self._ballot.view_of(rank)
                 if theirs is None or theirs.phase < phase or not theirs.matches(self.view):
                     missing.append(rank)
         return missing
 
     def _is_ahead(self, rank: int) -> bool:
         """True if this rank will adopt changes from that rank's view at the next poll."""
-        theirs = self._ranks.view_of(rank)
+        theirs = self._ballot.view_of(rank)
         if theirs is None or theirs.phase == Phase.AWAY:
             return False
         return theirs.attempt > self.view.attempt or bool(theirs.out & ~self.view.out)

@@ -160,9 +160,7 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
                 if parts is None and attempts[view.out] < _MOST_ATTEMPTS:
                     continue
                 if parts is None:
-                    raise Error(
-                        f"the survivors could not begin a communicator in {_MOST_ATTEMPTS} attempts"
-                    )
+                    raise Error(f"the survivors could not begin a communicator in {_MOST_ATTEMPTS} attempts")
                 prepared = view, parts
                 if not agreement.commit():
                     continue

@@ -121,7 +121,7 @@ def _begin_joined(
         if parts is not None:
             parts.abandon()
         if internode is not None:
-            internode.close(0.0)  # also if there was no memory to add it to the parts
+            internode.close(0.0)  # the parts may lack it; a second close does nothing
         raise
 
 
@@ -149,8 +149,8 @@ def begin(
 ) -> CommParts:
     """Collective over the ranks of `local_sockets`: return the parts on every rank, or raise on every rank.
 
-    timeout_s: default of every later call. deadline: of this call; each step among the engines may take the
-    whole timeout, as in other calls of several steps. If the ranks have a `parent`, its measurements of
+    timeout_s: default of every later call. deadline: of the exchange of descriptors; each later step may take
+    the whole timeout, as in other calls of several steps. If the ranks have a `parent`, its measurements of
     distance and CPU competition are used: all its ranks compete, in whatever group.
     If a rank fails before every rank is ready, the other ranks are notified and raise too.
     """

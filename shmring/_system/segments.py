@@ -119,9 +119,9 @@ def write(fd: int, offset: int, data: memoryview, *, purpose: str) -> None:
 class Mapping:
     """A segment mapped into this process: `address` and `nbytes`. The descriptor may be closed afterwards.
 
-    The mmap module keeps a duplicate of a descriptor that it maps, so it only reserves the addresses here. Its
-    deallocator unmaps them, which no exception of a signal handler can prevent. Views are not counted: the code
-    that hands out the address closes the mapping after the last view.
+    The mmap module keeps a duplicate of a descriptor that it maps, so it only reserves the addresses here.
+    Its deallocator unmaps them, which no exception of a signal handler can prevent. Views are not counted:
+    the code that hands out the address closes the mapping after the last view.
     """
 
     address = 0  # also if __init__ raises first

@@ -193,8 +193,8 @@ def _usable(tensor: Any, is_written: bool) -> Any:
     """Return the tensor without its gradient. Raise ValueError if the call would write to a read-only one."""
     if is_written and isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
         raise ValueError(
-            "this call writes to an array that is read-only; in Ray an actor's arguments and the results of "
-            "ray.get are, since processes share their memory; pass a copy, x = x.copy()"
+            "this call writes to a read-only array. In Ray an actor's arguments and the results of ray.get "
+            "are read-only, since processes share their memory: pass a copy, x = x.copy()"
         )
     return tensor.detach() if _is_torch(tensor) else tensor
 

@@ -103,7 +103,7 @@ def pack(function: Callable[..., Any]) -> bytes:
 def free_port() -> int:
     """Return a TCP port of this host that is free now."""
     while True:
-        port = random.randint(_FIRST_PORT, _LAST_PORT)
+        port = random.SystemRandom().randint(_FIRST_PORT, _LAST_PORT)  # not the program's random state
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port

@@ -265,9 +265,11 @@ class MessageQueue(upstream.MessageQueue):  # type: ignore[misc, unused-ignore]
 def _own(function: Any) -> Any:
     """Return a function of vLLM's module that makes queues of this class, whatever class it names."""
     names = {**vars(upstream), "MessageQueue": MessageQueue}
-    return types.FunctionType(
+    own = types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:

@@ -398,7 +398,7 @@ def _rank(comm: shmring.Comm, name: str, rank: int) -> int:
 
 
 def _refusing(comm: shmring.Comm, kind: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager for the checks before a call. No rank waits for a send that is not made."""
+    """Return a context manager for the checks before a call. A send is no collective, so not refused."""
     return contextlib.nullcontext() if kind == "send" else refusing(comm, kind)
 
 

@@ -144,7 +144,7 @@ def _register(_: object = None) -> None:
         from ray.util.collective.collective import is_backend_available
     except ImportError as error:
         raise ImportError(
-            f"ray {ray.__version__} has no register_collective_backend: pip install -U 'shmring[ray]'"
+            f"ray {ray.__version__} has no register_collective_backend: pip install -U ray"
         ) from error
     from ._ray_group import Group
 

@@ -138,8 +138,8 @@ def fit_partial_batches(
     while True:
         samples = 0
         with refusing(comm, "all_reduce", BaseException):
-            for images, labels in itertools.islice(left, every):
-                learning.partial_fit(images, labels, **known)
+            for inputs, labels in itertools.islice(left, every):
+                learning.partial_fit(inputs, labels, **known)
                 samples += len(labels)
         if not _average(estimator, comm, samples, attributes):
             return estimator

@@ -18,7 +18,7 @@ from .messages import buffer, get_address
 _blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and its address by descriptor
 
 
-class Place(NamedTuple):
+class FilePart(NamedTuple):
     """Part of a file that a process has open, where other ranks find an array."""
 
     pid: int
@@ -66,19 +66,19 @@ def _block_of(memory: Any) -> tuple[mmap.mmap, int, int] | None:
     return None
 
 
-def place_of(memory: Any) -> Place | None:
+def place_of(memory: Any) -> FilePart | None:
     """Return where other ranks find an array; None if it is not in a block."""
     if memory.nbytes == 0:
-        return Place(os.getpid(), 0, 0, 0, 0, 0)
+        return FilePart(os.getpid(), 0, 0, 0, 0, 0)
     found = _block_of(memory)
     if found is None:
         return None
     _, descriptor, offset = found
     file = os.fstat(descriptor)
-    return Place(os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes)
+    return FilePart(os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes)
 
 
-def attach(place: Place) -> Any:
+def attach(place: FilePart) -> Any:
     """Map the memory of another process of this host, and return it as bytes. OSError if that fails."""
     if place.nbytes == 0:
         return np.empty(0, np.uint8)

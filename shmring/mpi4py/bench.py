@@ -54,6 +54,7 @@ def ringtest(comm: Any, args: Sequence[str] | None = None, verbose: bool = True)
     options = parser.parse_args(args)
     sent, received = np.arange(options.size, dtype="u1"), np.empty(options.size, "u1")
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    begin_s = MPI.Wtime()
     for loop in range(options.skip + options.loop):
         if loop == options.skip:
             comm.Barrier()
@@ -100,7 +101,7 @@ def pingpong(
                 f"{nbytes:10d}  {speed:16.2f} | {mean_s:.7e} ± {deviation_s:.4e} {len(times_s):8d}",
                 flush=True,
             )
-        nbytes *= 2
+        nbytes = 2 * nbytes or 1
     return found
 
 

@@ -1,5 +1,5 @@
 from .._comm.collectives cimport Plan
-from .._comm.comm cimport Comm as Engine
+from .._comm.comm cimport Comm as ShmringComm
 from .messages cimport Handle, Status
 
 
@@ -8,15 +8,15 @@ cdef enum:
 
 
 cdef class Context:
-    cdef Engine engine
-    cdef public object open_engine   # makes the communicator of shmring at its first use
+    cdef ShmringComm own_comm         # None before its first use
+    cdef public object open_comm     # makes it
     cdef readonly int rank, size
     cdef readonly object turns       # of the threads that send and receive, while there are several
     cdef int npersistent             # persistent collectives that were made; the same on all ranks
     cdef object frames               # of the objects of its collectives; None before the first one
     cdef object __weakref__
 
-    cdef Engine opened(self)
+    cdef ShmringComm opened(self)
     cdef int peer(self, object rank, object tag, bint is_send) except? -9
     cdef int root_of(self, object root) except -1
 

@@ -34,7 +34,7 @@ class Context:
     turns: Any
     comm: Any
     is_open: Any
-    open_engine: Any
+    open_comm: Any
     rank: Any
     size: Any
 

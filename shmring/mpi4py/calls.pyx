@@ -1,6 +1,6 @@
-"""Calls whose arguments were checked: run at once, begun, or kept to be begun again; and the shortest of them.
+"""Calls whose arguments were checked: run at once, begun, or kept to be begun again.
 
-Every call of the facade makes a `Call`, which has the NumPy arrays and numbers that shmring takes. The calls of
+Every call makes a `Call`, which has the NumPy arrays and numbers that shmring takes. The calls of
 `Caller` are in Cython since their own time counts beside that of shmring.
 """
 
@@ -9,7 +9,7 @@ from libc.stdint cimport uint64_t
 cimport cython
 
 from .._comm.collectives cimport plan_of
-from .._comm.comm cimport Comm as Engine
+from .._comm.comm cimport Comm as ShmringComm
 from .._comm.point_to_point cimport Envelope, Status as Received, Transfer
 from .._comm.work cimport Work
 from .._core.group cimport (
@@ -61,21 +61,23 @@ def set_many_threads_call(bint is_true):
 # True if no other thread of the program can enter a call while this thread is inside one.
 cdef bint is_only_thread(Context context) noexcept:
     cdef Py_ssize_t count = len(threads_by_number)
-    return not many_threads_call or count < 2 or count == 2 and context is not None and context.engine is not None and (
-        context.engine.endpoint.has_progress_thread())
+    if not many_threads_call or count < 2:
+        return True
+    return (count == 2 and context is not None and context.own_comm is not None
+            and context.own_comm.endpoint.has_progress_thread())
 
 
 cdef class Context:
-    """A communicator of shmring, as the facade's communicators refer to it."""
+    """A communicator of shmring, as the handles of the stand-in for mpi4py refer to it."""
 
-    def __init__(self, rank, size, engine=None, open_engine=None):
-        self.rank, self.size, self.engine, self.open_engine = rank, size, engine, open_engine
+    def __init__(self, rank, size, comm=None, open_comm=None):
+        self.rank, self.size, self.own_comm, self.open_comm = rank, size, comm, open_comm
         self.turns = Turns()
 
-    cdef Engine opened(self):
-        if self.engine is None:
-            self.engine = self.open_engine()
-        return self.engine
+    cdef ShmringComm opened(self):
+        if self.own_comm is None:
+            self.own_comm = self.open_comm()
+        return self.own_comm
 
     @property
     def comm(self):
@@ -85,28 +87,28 @@ cdef class Context:
     @property
     def is_open(self):
         """True if the communicator of shmring was made."""
-        return self.engine is not None
+        return self.own_comm is not None
 
     def open_group(self, Context made, ranks, secret, share, dict children, what, number):
         """Open the communicator of a group, whose ranks alone call this, and note its number.
 
         Both are in Cython, so no exception can occur between them: the other ranks count the group as well.
         """
-        made.engine = self.opened()._group_of_callers(ranks, secret, share)
+        made.own_comm = self.opened()._group_of_callers(ranks, secret, share)
         children[what] = number
 
     def transfers(self, bint is_send):
         """Return the transfers of messages that this rank sends, or of those that it receives."""
         cdef Transfer transfer
         found = []
-        if self.engine is not None and self.engine.endpoint.transfers is not None:   # None once it is closed
-            for transfer in list(self.engine.endpoint.transfers):
+        if self.own_comm is not None and self.own_comm.endpoint.transfers is not None:   # None once it is closed
+            for transfer in list(self.own_comm.endpoint.transfers):
                 if transfer.message.is_send == is_send:
                     found.append(transfer)
         return found
 
     def probe(self, int peer, int tag, probe, iprobe):
-        """Return what a blocking probe returns; beside other threads, by one that does not block."""
+        """Return what `probe` returns. While other threads may call, repeat `iprobe` instead."""
         if is_only_thread(self):
             return probe(peer, tag)
         return self.turns.repeat(lambda: iprobe(peer, tag), self.opened().engine.poll)
@@ -385,7 +387,7 @@ cdef class Collective(Call):
         return self.context.opened().run(self.kind, self.x, self.op, self.root, self.out, None, None, True, None)
 
     cpdef object set_number(self, int number):
-        # Calls of equal arguments then differ in bits of the size of a group of hosts, which no call of the facade has.
+        # Calls of equal arguments then differ in the bits of hosts_in_group, which is 0 in all these calls.
         if number > 0:
             self.make_plan()
             self.plan.c.fingerprint ^= <uint64_t> (number & 0xffff) << 45
@@ -396,15 +398,15 @@ cdef class Collective(Call):
         return Call.persist(self, is_collective)
 
     cdef int make_plan(self) except -1:
-        cdef Engine engine = self.context.opened()
+        cdef ShmringComm comm = self.context.opened()
         if self.plan is not None:
             return 0
         try:
-            self.plan = plan_of(engine, self.kind, self.x, self.op, self.root, self.out)
+            self.plan = plan_of(comm, self.kind, self.x, self.op, self.root, self.out)
         except Error as error:
             raise self.context.failure(None, error) from error
         except Exception:
-            engine.engine.refuse(self.kind)
+            comm.engine.refuse(self.kind)
             raise
         return 0
 
@@ -511,8 +513,8 @@ cdef object reduction(Collective call, object send, object recv, object op):
         raise errors.Exception(errors.ERR_OP)
     name = op._ref.name
     # MPI leaves a single operand as it is; a logical operation of shmring makes it 0 or 1.
-    is_left = name in LOGICAL and (call.kind == SCAN or call.kind == EXSCAN or context.size == 1)
-    if is_left or name not in given.type.ops:
+    keeps_operand = name in LOGICAL and (call.kind == SCAN or call.kind == EXSCAN or context.size == 1)
+    if keeps_operand or name not in given.type.ops:
         return op._ref.fold_call(context, call.kind, call.root, given, taken, blocks)
     call.op = name
     call.x = given.reduced()

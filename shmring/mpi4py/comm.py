@@ -46,10 +46,10 @@ class Communicator(Context):
         rank: int,
         processes: tuple[int, ...],
         secret: bytes,
-        engine: Any = None,
-        open_engine: Any = None,
+        comm: Any = None,
+        open_comm: Any = None,
     ) -> None:
-        super().__init__(rank, len(processes), engine, open_engine)
+        super().__init__(rank, len(processes), comm, open_comm)
         self.every.add(self)
         self.processes, self.secret = processes, secret
         self.children: dict[Any, int] = {}
@@ -108,12 +108,12 @@ class Communicator(Context):
         return self.comm.run_steps(self._child, make, what)
 
     def _child(self, make: Callable[[Any], Any], what: tuple[Any, ...]) -> Communicator | None:
-        engine = make(self.comm)
+        comm = make(self.comm)
         secret, self.children[what] = self.next_child(*what)
-        if engine is None:
+        if comm is None:
             return None
-        ranks = engine.parent_ranks or range(self.size)
-        return Communicator(engine.rank, tuple(self.processes[rank] for rank in ranks), secret, engine)
+        ranks = comm.parent_ranks or range(self.size)
+        return Communicator(comm.rank, tuple(self.processes[rank] for rank in ranks), secret, comm)
 
     @property
     def process(self) -> int:
@@ -173,9 +173,9 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     rank = property(Objects.Get_rank)
 
     def _null(self) -> Any:
-        """Return a null handle of this handle's class, for a communicator that is made next.
+        """Return a null handle for a new communicator: of this class, or an Intracomm if this has a topology.
 
-        If there is no memory for the handle, no rank waits in the communicator.
+        It is made first: without memory for it, no rank enters the collective.
         """
         return handle(type(self) if not issubclass(type(self), Topological) else Intra.cls, None)
 
@@ -329,9 +329,10 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
         self._comm().end_job(errorcode)
 
     def _predefined_attributes(self) -> dict[int, Any]:
+        context = self._comm()
         return {
             INTEGERS["TAG_UB"]: 2**31 - 1,
-            INTEGERS["WTIME_IS_GLOBAL"]: True,
+            INTEGERS["WTIME_IS_GLOBAL"]: context.size == 1 or context.comm.num_nodes == 1,
             INTEGERS["IO"]: INTEGERS["ANY_SOURCE"],
             INTEGERS["UNIVERSE_SIZE"]: None,
             INTEGERS["APPNUM"]: None,

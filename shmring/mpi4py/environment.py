@@ -52,6 +52,7 @@ def init_at_import() -> None:
 
 
 def _init(thread_level: int) -> None:
+    global _main_thread
     if _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "Init was called already")
     Policy.set(rc.errors)
@@ -60,12 +61,13 @@ def _init(thread_level: int) -> None:
     secret = comm.broadcast_object(secrets.token_bytes(_SECRET_NBYTES))
     world = Communicator(rank, tuple(range(size)), secret, comm)
     alone = Communicator(
-        0, (rank,), secret + b"self", open_engine=lambda: shmring.init(shmring.world(1), 0, timeout=FOREVER_S)
+        0, (rank,), secret + b"self", open_comm=lambda: shmring.init(shmring.world(1), 0, timeout=FOREVER_S)
     )
     for name, constant, context in (("WORLD", COMM_WORLD, world), ("SELF", COMM_SELF, alone)):
         context.name, context.constant, constant._ref = f"MPI_COMM_{name}", constant, context
     Intra.world = COMM_WORLD
     handles.predefine({"COMM_WORLD": COMM_WORLD, "COMM_SELF": COMM_SELF})
+    _main_thread = threading.current_thread()
     _state.update(is_initialized=True, pid=os.getpid(), thread_level=thread_level)
     set_many_threads_call(thread_level == _LEVELS["multiple"])
     finalize = rc.initialize if rc.finalize is None else rc.finalize
@@ -86,8 +88,12 @@ def Finalize() -> None:
         raise errors.Exception(errors.ERR_OTHER, "MPI is not initialized, or was finalized already")
     handles.delete_attributes(COMM_SELF)  # MPI calls their functions first, while all calls still work
     BUFFERED.flush()
-    with contextlib.suppress(RankFailed):  # a rank that has ended without a call of this
+    try:
         COMM_WORLD._ref.comm.barrier()
+    except RankFailed:
+        pass  # a rank has ended without a call of this
+    except Error as error:
+        raise COMM_WORLD._ref.failure(None, error) from error
     _leave()
 
 

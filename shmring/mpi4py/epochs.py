@@ -147,7 +147,7 @@ class Synchronisation:
 
     @reports
     def Flush(self, rank: int) -> None:
-        """Complete this rank's accesses to another one: they are complete when their calls return."""
+        """Order this rank's accesses to another one. Each is complete when its call returns."""
         window = self._window()
         target = window.target(rank)
         if target is not None:

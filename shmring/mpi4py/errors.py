@@ -250,5 +250,5 @@ def _check_added(errorcode: int) -> None:
 
 
 def refuse(what: str, instead: str) -> NotImplementedError:
-    """Return the error for a feature that this facade does not have."""
+    """Return the error for a feature that shmring does not have."""
     return NotImplementedError(f"shmring's MPI has no {what}: {instead}")

@@ -14,7 +14,7 @@ _Class = TypeVar("_Class", bound=type)
 _PREFIX = "_prepare_"
 
 
-class Again(Call):
+class PersistentWithGaps(Call):
     """A persistent call of items with gaps, which are copied each time: each start prepares it anew."""
 
     def __init__(self, call: Call, prepare: Callable[[], Call]) -> None:
@@ -79,7 +79,7 @@ def _forms_of(name: str, prepare: Callable[..., Any], is_collective: bool) -> di
             keywords = {name: _frozen(value) for name, value in keywords.items()}
         call = prepare(self, *args, **keywords)
         if is_copied:
-            call = Again(call, functools.partial(prepare, self, *args, **keywords))
+            call = PersistentWithGaps(call, functools.partial(prepare, self, *args, **keywords))
         return call.persist(is_collective)
 
     forms = (

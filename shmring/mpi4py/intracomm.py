@@ -194,7 +194,7 @@ class Intracomm(Comm):
         return new
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
-        """Return the communicator of a graph. Each rank's edges end at `index`, which may begin with 0."""
+        """Return the communicator of a graph. Rank r's edges end at index[r]; a leading 0 is accepted."""
         index, edges = self._refusing("barrier", self._graph_of, index, edges)
         return self._arranged(Graphcomm, len(index), lambda: Graph(index, edges, self.Get_rank()))
 

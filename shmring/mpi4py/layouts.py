@@ -82,7 +82,7 @@ class Layout:
 
     @functools.cached_property
     def _axes(self) -> list[tuple[int, int]] | None:
-        """Number and distance along each axis if the segments are an array of such; else None."""
+        """Number and distance of the segments along each axis if they are a regular array; else None."""
         if (self.lengths != self.lengths[0]).any():
             return None
         axes: list[tuple[int, int]] = []

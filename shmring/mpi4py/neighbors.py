@@ -18,7 +18,7 @@ from .point_to_point import PointToPoint, Several
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _LIBRARY = 1  # the context of these messages: receives of the program with wildcards do not match them
 _REFUSED = -1  # in the place of a length: the argument of the sender was wrong
-_MOST_EDGES, _NUMBERS = 2**10, 2**19  # the tags of a persistent call, and such calls: see comm.py
+_MOST_EDGES, _NUMBERS = 2**10, 2**19  # tags of a persistent call, and numbers of such calls: see comm.py
 _NOTHING = np.empty(0, np.uint8)
 
 

@@ -27,7 +27,7 @@ def object_in(data: Any) -> Any:
     return pickle.loads(data) if data.nbytes else None
 
 
-class Ask(MessageCall):
+class ReceiveObject(MessageCall):
     """The receive of an object: a probe returns its length."""
 
     def __init__(self, context: Any, source: int, tag: int) -> None:
@@ -35,16 +35,14 @@ class Ask(MessageCall):
         self.data: Any = None
 
     def perform(self) -> Any:
-        source = -1 if self.source == ANY_SOURCE else self.source
-        found = self.context.comm.probe(source, self.tag)
+        found = self.context.comm.probe(self.source, self.tag)
         self.data = np.empty(found.nbytes, np.uint8)
         return self.context.comm.recv(self.data, found.source, found.tag)
 
     def perform_beside_threads(self) -> Any:
         """Receive the object. No other thread can receive a message that was taken."""
         comm, turns = self.context.comm, self.context.turns
-        source = -1 if self.source == ANY_SOURCE else self.source
-        message = self.context.probe(source, self.tag, comm.mprobe, comm.improbe)
+        message = self.context.probe(self.source, self.tag, comm.mprobe, comm.improbe)
         self.data = np.empty(message.status.nbytes, np.uint8)
         return turns.wait_for(turns.take(message.irecv, self.data))
 
@@ -52,7 +50,7 @@ class Ask(MessageCall):
         return object_in(self.data)
 
 
-class Awaiting(MessageCall):
+class ReceiveObjectInto(MessageCall):
     """The receive of an object into memory that the caller gave, or that is large enough for most."""
 
     def __init__(self, received: Any, room: Any) -> None:
@@ -96,7 +94,7 @@ class Objects(Collectives):
 
     def _asking(self, source: int, tag: int) -> Any:
         checked = self._receiving([None, 0], source, tag)
-        return checked if checked.empty is not None else Ask(self._ref, source, tag)
+        return checked if checked.empty is not None else ReceiveObject(self._ref, checked.peer, checked.tag)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Begin to receive an object, and return a request. buf: memory for its bytes, or their number."""
@@ -106,7 +104,7 @@ class Objects(Collectives):
             room = simple(buf, True).bytes
         call = self._receiving(room, source, tag)
         if call.empty is None:
-            call = Awaiting(call, room)
+            call = ReceiveObjectInto(call, room)
         return call.issue()
 
     def sendrecv(

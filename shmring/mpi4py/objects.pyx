@@ -8,7 +8,7 @@ cimport cython
 
 from .._core cimport numpy_api as cnp
 from .._comm.collectives cimport Plan, plan_of
-from .._comm.comm cimport Comm as Engine
+from .._comm.comm cimport Comm as ShmringComm
 from .._comm.objects cimport PROTOCOL, pickled
 from .._comm.point_to_point cimport Envelope
 from .._core.group cimport ALL_GATHER, BROADCAST
@@ -150,20 +150,20 @@ cdef class Frames:
         memcpy(frame.data, PyBytes_AS_STRING(data), min(frame.nbytes, <uint64_t> MOST_NBYTES))
 
     # Broadcast the root's frame to `own`.
-    cdef Frame *broadcast(self, Engine engine, int root) except NULL:
+    cdef Frame *broadcast(self, ShmringComm comm, int root) except NULL:
         cdef Plan plan = self.broadcasts.get(root)
         if plan is None:
-            plan = plan_of(engine, BROADCAST, self.own, None, root, None)
+            plan = plan_of(comm, BROADCAST, self.own, None, root, None)
             self.broadcasts[root] = plan
         plan.run()
         return <Frame *> cnp.PyArray_DATA(self.own)
 
     # Gather the frames of all ranks. Return True if each holds all of its object.
-    cdef bint all_gather(self, Engine engine) except -1:
+    cdef bint all_gather(self, ShmringComm comm) except -1:
         cdef Frame *frame = <Frame *> cnp.PyArray_DATA(self.every)
         cdef int rank
         if self.gather is None:
-            self.gather = plan_of(engine, ALL_GATHER, self.own, None, None, self.every)
+            self.gather = plan_of(comm, ALL_GATHER, self.own, None, None, self.every)
         self.gather.run()
         for rank in range(self.size):
             if frame[rank].nbytes > MOST_NBYTES:
@@ -261,7 +261,7 @@ cdef object loaded(Context context, object data, bint beside):
 # repeated; and other ranks may make its second step. beside: this thread may not be that of the collectives.
 cdef int end_after(Context context, object error, bint beside) except -1:
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
-        context.engine.engine.end_by(error, False, beside)
+        context.own_comm.engine.end_by(error, False, beside)
     return 0
 
 

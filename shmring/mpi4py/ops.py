@@ -41,7 +41,7 @@ class OpInfo:
             self.on_objects(_memory_of(lower), _memory_of(higher), datatype)
 
     def check(self, info: TypeInfo) -> None:
-        """Raise ERR_OP if MPI does not define the operation for a datatype, other than in a window."""
+        """Raise ERR_OP if MPI does not define the operation for a datatype. REPLACE and NO_OP raise."""
         if self.is_predefined and self.name not in operations_of(info):
             name = info.name or "a datatype that the program made"
             raise errors.Exception(errors.ERR_OP, f"{self.name} is not defined for {name}")

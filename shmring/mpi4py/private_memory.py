@@ -18,7 +18,7 @@ from .messages import get_address
 _MARK_NBYTES = 16
 
 
-class Place(NamedTuple):
+class ProcessPart(NamedTuple):
     """Address of an array in a process, and of random bytes by which other ranks recognise the process."""
 
     pid: int
@@ -77,12 +77,12 @@ def new_mark() -> Any:
     return np.frombuffer(bytearray(os.urandom(_MARK_NBYTES)), np.uint8)
 
 
-def place_of(memory: Any, mark: Any) -> Place:
+def place_of(memory: Any, mark: Any) -> ProcessPart:
     """Return where other ranks find an array."""
-    return Place(os.getpid(), get_address(memory), memory.nbytes, get_address(mark), mark.tobytes())
+    return ProcessPart(os.getpid(), get_address(memory), memory.nbytes, get_address(mark), mark.tobytes())
 
 
-def attach(place: Place, rank: int) -> PrivateMemory:
+def attach(place: ProcessPart, rank: int) -> PrivateMemory:
     """Return the memory of a rank's process, open to read and to write. OSError if the kernel refuses it."""
     file = _files.get(place.pid)
     if file is None or not _is_of(file, place):  # a process that has ended may have had this number
@@ -92,7 +92,7 @@ def attach(place: Place, rank: int) -> PrivateMemory:
     return PrivateMemory(file, rank, place.address, place.nbytes)
 
 
-def _is_of(file: _File, place: Place) -> bool:
+def _is_of(file: _File, place: ProcessPart) -> bool:
     found = bytearray(_MARK_NBYTES)
     try:
         return os.preadv(file.descriptor, [found], place.mark_address) > 0 and found == place.mark

@@ -7,7 +7,10 @@ from typing import Any
 
 
 class Rc:
-    """The settings that `MPI` reads when it is imported. A call with keywords changes several at once."""
+    """The settings of mpi4py; `MPI` reads most of them when it is imported.
+
+    A call with keywords changes several at once.
+    """
 
     initialize: bool = True  # join the world on import, not in MPI.Init()
     threads: bool = True  # False: as the level "single"

@@ -86,7 +86,7 @@ class Place(NamedTuple):
         return list(zip(begins.tolist(), (begins + lengths).tolist(), strict=True))
 
     def _is_close(self) -> bool:
-        """Return whether it is cheaper to read the gaps as well than each piece for itself."""
+        """Return whether to read the gaps too is cheaper than one system call for each piece."""
         first, end = self.bounds()
         return end - first <= _PIECE_NBYTES * self.number * len(self.layout.offsets)
 
@@ -248,9 +248,7 @@ def _finish(data: Data, nbytes: int) -> None:
 
 def _check_fits(window: Window, moved: int, room: int) -> None:
     if moved > room:
-        raise window.failure(
-            errors.NUMBERS["ERR_TRUNCATE"], f"{moved} bytes are moved, and there is room for {room}"
-        )
+        raise window.failure(errors.ERR_TRUNCATE, f"{moved} bytes are moved, and there is room for {room}")
 
 
 def _single_items(*all_data: Data) -> tuple[Data, ...]:

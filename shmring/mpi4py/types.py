@@ -423,10 +423,10 @@ _SIZED_CODES = {
         "M8": "INT64_T",
     }.items()
 }
-_SIGNED_CODES = {
+_PREFIXED_CODES = {
     order + code: found for order in "|<=@" for code, found in {**_SIZED_CODES, **_C_CODES}.items()
 }
-BY_CODE: dict[str, Datatype] = {**_SIGNED_CODES, **_SIZED_CODES, **_C_CODES}
+BY_CODE: dict[str, Datatype] = {**_PREFIXED_CODES, **_SIZED_CODES, **_C_CODES}
 _FORTRAN_CODES = {
     "l": "LOGICAL",
     "i": "INTEGER",

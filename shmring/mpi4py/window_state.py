@@ -68,14 +68,14 @@ class Window(Communicator):
     handle_class: Any = None  # Win, which a module above this one sets
 
     def __init__(self, parent: Communicator, flavor: int, unit: int, find_parts: FindParts) -> None:
-        engine = parent.comm.dup()
-        super().__init__(parent.rank, parent.processes, b"", engine)
+        comm = parent.comm.dup()
+        super().__init__(parent.rank, parent.processes, b"", comm)
         ranks = range(self.size)
         try:
-            self.parts, array = find_parts(engine, self.size * (1 + self.size))
-            self.units = _gathered(engine, unit)
+            self.parts, array = find_parts(comm, self.size * (1 + self.size))
+            self.units = _gathered(comm, unit)
         except BaseException:
-            engine.close()
+            comm.close()
             raise
         self.sizes = [part.nbytes for part in self.parts]
         self.atomic = [array.lock(rank) for rank in ranks]
@@ -123,24 +123,24 @@ class Window(Communicator):
             self.comm.close()
 
 
-def _gathered(engine: Any, number: int) -> list[int]:
-    numbers: list[int] = engine.all_gather(np.array([number], np.int64)).reshape(-1).tolist()
+def _gathered(comm: Any, number: int) -> list[int]:
+    numbers: list[int] = comm.all_gather(np.array([number], np.int64)).reshape(-1).tolist()
     return numbers
 
 
-def allocate(engine: Any, nlocks: int, *, nbytes: int, is_contiguous: bool) -> tuple[list[Any], Any]:
+def allocate(comm: Any, nlocks: int, *, nbytes: int, is_contiguous: bool) -> tuple[list[Any], Any]:
     """Return new parts of all ranks, `nbytes` bytes of this one, and an array with locks."""
-    sizes = _gathered(engine, nbytes)
+    sizes = _gathered(comm, nbytes)
     step = 1 if is_contiguous else _ALIGNMENT_NBYTES
     begins = [0]
     for size in sizes:
         begins.append(-(-(begins[-1] + size) // step) * step)
-    array = engine.shared(begins[-1], np.uint8, locks=nlocks)
+    array = comm.shared(begins[-1], np.uint8, locks=nlocks)
     whole = array.view(np.ndarray)
     return [whole[begin : begin + size] for begin, size in zip(begins, sizes, strict=False)], array
 
 
-def attach(engine: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
+def attach(comm: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
     """Return as parts memory of the program, and an array with locks.
 
     Memory from `Alloc_mem` is mapped. OSError is raised on all ranks.
@@ -150,21 +150,21 @@ def attach(engine: Any, nlocks: int, *, memory: Any) -> tuple[list[Any], Any]:
     parts: list[Any] = []
     reason = ""
     try:
-        for rank, place in enumerate(engine.all_gather_object(mine)):
-            if rank == engine.rank:
+        for rank, place in enumerate(comm.all_gather_object(mine)):
+            if rank == comm.rank:
                 parts.append(memory)
-            elif isinstance(place, alloc_mem.Place):
+            elif isinstance(place, alloc_mem.FilePart):
                 parts.append(alloc_mem.attach(place))
             else:
                 parts.append(private_memory.attach(place, rank))
     except OSError as error:
-        reason = f"rank {engine.rank} cannot access the memory of rank {len(parts)}: {error}"
+        reason = f"rank {comm.rank} cannot access the memory of rank {len(parts)}: {error}"
         if isinstance(error, PermissionError):
             reason += _WAYS_OUT
-    reasons = [reason for reason in engine.all_gather_object(reason) if reason]
+    reasons = [reason for reason in comm.all_gather_object(reason) if reason]
     if reasons:
         raise OSError(reasons[0])
-    return parts, engine.shared(0, np.uint8, locks=nlocks)
+    return parts, comm.shared(0, np.uint8, locks=nlocks)
 
 
 def reports(method: _Method) -> _Method:

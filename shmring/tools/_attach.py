@@ -19,7 +19,7 @@ from .._diagnostics import describe, stacks
 from .._diagnostics.flight_recorder import Flight, control_nbytes_of
 from .._system import procfs, segments
 
-_OPENED_AS = {"/memfd:shmring (deleted)": "memfd"}
+_MEMFD = "/memfd:shmring (deleted)"
 _POSIX = segments.SHM_DIRECTORY + "/"
 
 
@@ -91,9 +91,10 @@ def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
             target = os.readlink(path)
-            kind = "posix" if target.startswith(_POSIX) else _OPENED_AS.get(target)
-            if kind is not None and (kind == "memfd" or target.endswith(" (deleted)")):
-                yield path, kind
+            if target == _MEMFD:
+                yield path, "memfd"
+            elif target.startswith(_POSIX) and target.endswith(" (deleted)"):
+                yield path, "posix"
 
 
 def _read(path: str, kind: str, status: os.stat_result) -> Segment | None:
@@ -136,7 +137,7 @@ def stacks_of(segment: Segment) -> dict[int, str]:
         os.close(fd)
 
 
-# ---- as text - ---------------------------------------------------------------------------------------------
+# ---- as JSON and text ------------------------------------------------------------------------------------
 
 
 def state_of(segment: Segment) -> dict[str, Any]:

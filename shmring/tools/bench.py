@@ -20,7 +20,7 @@ import shmring
 
 from .._bootstrap.environment import find_job
 from .._config import optional_deps
-from .._config.settings import ALGORITHMS, Settings, whole_number
+from .._config.settings import ALGORITHMS, MAX_RANKS, Settings, whole_number
 from .._system.limits import usable_cpus
 from . import _cli
 from ._bench import plot, rank
@@ -29,7 +29,6 @@ from ._bench.compare import SCHEMA, Others, Unusable, curves_of, load
 from ._bench.table import Table
 
 _WHY_ABORTED = "shmring bench was interrupted"
-_MOST_RANKS = 4096
 _DEFAULT_SIZES, _DEFAULT_RANKS = "8:64M", 2
 
 _COLUMNS = """\
@@ -338,8 +337,6 @@ def _ranks(text: str) -> int:
     if text == "auto":
         return usable_cpus()
     number = whole_number(text)
-    if number is None or not 1 <= number <= _MOST_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of ranks: give 1 to {_MOST_RANKS}, or auto"
-        )
+    if number is None or not 1 <= number <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give 1 to {MAX_RANKS}, or auto")
     return number

@@ -70,13 +70,13 @@ def _text(one: dict[str, Any], shown: set[int]) -> str:
     if one["over"]:
         lines.append(f"over: {_attach.over_text(one['over'])}")
     for rank in one["ranks"]:
-        who = f"rank {rank['rank']} of {rank['size']}, process {rank['pid']}, {rank['state']}"
+        who = f"rank {rank['rank']} of {rank['size']}, process {rank['pid'] or '-'}, {rank['state']}"
         lines.append(f"\n{who}: {rank['where']}")
         lines += [f"  waits {_wait(wait)}" for wait in rank["waits"]]
         lines.append("  last calls:")
         lines += [f"    {_call(record)}" for record in rank["calls"]] or ["    none"]
         if "stacks" in rank:
-            known = rank["pid"] in shown
+            known = rank["pid"] is not None and rank["pid"] in shown
             shown.add(rank["pid"])
             text = "(as above)" if known else rank["stacks"].rstrip("\n")
             lines += ["  stacks:", textwrap.indent(text, "    ")]

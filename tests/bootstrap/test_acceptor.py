@@ -260,7 +260,7 @@ def test_another_worlds_rank_is_reported_which_world_it_is_and_no_more(turned_aw
 def accepting(meeting, names, rank):
     """Return a rank's results of the rendezvous, its mesh, and the acceptor that fills the mesh."""
     listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
-    place = host_map.place_of(rank, host_map.number(names))
+    place = host_map.place_of(rank, host_map.number_hosts(names))
     endpoints = [Endpoint(*listener.getsockname())] * len(names)
     found = Found(None, place, endpoints, bytes(16), 0, listener)
     mesh = Mesh()

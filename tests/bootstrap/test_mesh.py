@@ -25,7 +25,7 @@ def request_of(meeting, rank, timeout_s=20.0, **how):
 def found_by(rank, names, port):
     """Return a rank's results of the rendezvous, in which all others listen at one port of this host."""
     listener = framed_socket.listen(socket.AF_INET, ("127.0.0.1", 0))
-    place = host_map.place_of(rank, host_map.number(names))
+    place = host_map.place_of(rank, host_map.number_hosts(names))
     return Found(None, place, [Endpoint("127.0.0.1", port)] * len(names), bytes(16), 0, listener)
 
 

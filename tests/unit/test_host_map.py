@@ -24,7 +24,7 @@ def test_a_host_is_one_kernel_namespace_user_and_name(monkeypatch):
 
 
 def test_hosts_are_numbered_by_their_lowest_ranks():
-    assert host_map.number(["x", "b", "x", "a", "b"]) == [0, 1, 0, 2, 1]
+    assert host_map.number_hosts(["x", "b", "x", "a", "b"]) == [0, 1, 0, 2, 1]
 
 
 @pytest.mark.parametrize("nprocs", [1, 95, 96, 97, 4096])

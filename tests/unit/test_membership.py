@@ -159,7 +159,7 @@ def meet(ranks, agreement, view):
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["memory", "connections"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_remaining_ranks_agree(size, at_once):
+def test_survivors_agree(size, at_once):
     for seed in range(150):
         chance = random.Random(seed)
         victims = chance.sample(range(size), chance.randrange(size))
