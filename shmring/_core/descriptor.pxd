@@ -50,7 +50,7 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 # Begin a measured call: time it, if this rank chooses the path.
 cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
     if not c.choice.used:
-        begin_path(g, c.choice, c.x_block != 0)
+        begin_path(g, c.choice, c.nbytes, c.x_block != 0)
     c.chooses = chooser_of(g, c) == g.rank
     if c.chooses and is_timed(c.choice):
         c.begin_ns = sr_now_ns()

@@ -76,7 +76,7 @@ cdef struct Stats:
 
 
 cdef enum:
-    CHOICE_KINDS = 8      # kinds of calls whose path is measured, from REDUCE_SCATTER to ALL_TO_ALL
+    CHOICE_KINDS = 10     # kinds of calls whose path may be measured, from ALL_REDUCE to ALL_TO_ALL
 
 
 cdef struct Call

@@ -1,7 +1,7 @@
-# The path of data that ranks move: they go through slots, or are read in place: shared arrays as other ranks map them,
-# private ones by single copies through the kernel. A table of sizes cannot know which is faster: slots are faster for
-# data that were just written, reading in place for data that were not. The results have the same bits either way. So
-# one rank chooses by trials (path_trials.pxd).
+# The path of data: they go through slots, or are read in place: shared arrays as other ranks map them, private ones by
+# single copies through the kernel, unless they are reduced. A table of sizes cannot know which is faster: slots are
+# faster for data that were just written, reading in place for data that were not. The results have the same bits either
+# way. So one rank chooses by trials (path_trials.pxd).
 #
 # If one rank alone gives data, that rank chooses. It takes the path at once: the other ranks see in its call line where
 # the data are. In other calls rank 0 chooses, and all ranks must take the same path. So rank 0 writes into its
@@ -10,7 +10,8 @@
 from libc.stddef cimport size_t
 
 from .group cimport (
-    ALL_GATHER, ALL_TO_ALL, AUTO, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, Call, Group, is_moved, is_scan,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER, Call, Group, is_moved,
+    is_scan, is_sliced,
 )
 from .path_trials cimport (
     FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, Timing,
@@ -21,6 +22,7 @@ from .path_trials cimport (
 cdef enum:
     LEAST_SHARED_NBYTES = 8 << 10     # of a piece in a shared array, ...
     LEAST_BROADCAST_NBYTES = 2 << 10  # ... in a broadcast, ...
+    LEAST_REDUCED_NBYTES = 16 << 10   # ... in an all_reduce or reduce, ...
     LEAST_PRIVATE_NBYTES = 32 << 10   # ... and of a piece in a private one
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
     MOST_CALL_GAPS = 4   # the gap before a call counts at most so many times the time of the call
@@ -32,12 +34,16 @@ cdef inline bint has_one_giver(const Group *g, const Call *c) noexcept nogil:
     return c.kind == BROADCAST or c.kind == SCATTER or (g.size == 2 and (c.kind == GATHER or is_scan(c)))
 
 
-# Return the rank that chooses the path of a call: the one that alone gives data, or rank 0 if all ranks give data and
-# await each other's lines. NOBODY: the path is not measured.
+# Return the rank that chooses the path of a call: the one that alone gives data, or rank 0 if all ranks await each
+# other's lines. On shared CPUs they do not in a reduce. NOBODY: the path is not measured.
 cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
     if has_one_giver(g, c):
         return 1 - c.root if c.kind == GATHER else c.root   # the root of a scan is 0
-    return 0 if c.kind == ALL_TO_ALL or c.kind == ALL_GATHER or c.kind == REDUCE_SCATTER else NOBODY
+    if c.kind == ALL_REDUCE or c.kind == REDUCE_SCATTER or c.kind == ALL_GATHER or c.kind == ALL_TO_ALL:
+        return 0
+    if c.kind == REDUCE and not g.oversubscribed:
+        return 0
+    return NOBODY
 
 
 # Return the least length of pieces whose path is measured. It is less in a broadcast, whose root does not wait until
@@ -46,7 +52,9 @@ cdef inline int chooser_of(const Group *g, const Call *c) noexcept nogil:
 cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
     if not shared:
         return LEAST_PRIVATE_NBYTES
-    return LEAST_BROADCAST_NBYTES if c.kind == BROADCAST else LEAST_SHARED_NBYTES
+    if c.kind == BROADCAST:
+        return LEAST_BROADCAST_NBYTES
+    return LEAST_REDUCED_NBYTES if is_sliced(c) else LEAST_SHARED_NBYTES
 
 
 # Return the choice that holds for the call, or NULL if this rank uses none.
@@ -59,13 +67,13 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
     if (chooser == NOBODY or not g.tuning.single_copy_measured or (has_one_giver(g, c) and chooser != g.rank)
             or not (shared or (g.single_copy and is_moved(g, c)))):
         return NULL
-    return &g.choice[shared][c.kind - REDUCE_SCATTER][size_class(c.nbytes)]
+    return &g.choice[shared][c.kind][size_class(c.nbytes)]
 
 
 # On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.
-cdef inline void begin_path(const Group *g, Choice *choice, bint shared) noexcept nogil:
-    begin_choice(choice, READ_IN_PLACE if shared else THROUGH_SLOTS, FIRST_SHARED_CALLS if shared else WINDOW_CALLS,
-                 MOST_CALL_GAPS, g.ring_nbytes)
+cdef inline void begin_path(const Group *g, Choice *choice, size_t nbytes, bint shared) noexcept nogil:
+    begin_choice(choice, READ_IN_PLACE if shared else THROUGH_SLOTS, nbytes,
+                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.ring_nbytes)
     choice.in_place = shared
 
 

@@ -3,7 +3,7 @@
 # few calls, and keeps it if it is faster.
 #
 # The caller gives the interval before the first trial. After a trial that has changed the path, the interval is 16
-# calls. After any other trial it is four times as long as before, at most 512 to 2048 calls: the more the trial has
+# calls. After any other trial it is four times as long as before, at most 512 to 8192 calls: the more the trial has
 # cost, the more. If calls of the present path have become a quarter faster or a third slower, the next trial comes
 # after a quarter of the interval, from intervals of 256 calls on.
 
@@ -27,13 +27,15 @@ cdef enum:
     # lines are not yet in the sender's cache (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). The trial
     # ends after half of them if they take thrice as long.
     MOST_SETTLING_CALLS = 32
-    CALLS_PER_LOST = 64   # the interval grows to so many calls for each call's time that the last trial has cost, ...
+    CALLS_PER_LOST = 100  # the interval grows to so many calls for each call's time that the last trial has cost, ...
     LEAST_INTERVAL = 512  # ... but at least to this, ...
-    MOST_INTERVAL = 2048  # ... and at most to this
+    MOST_INTERVAL = 8192  # ... and at most to this
     # The interval is divided by this if the times of calls have changed. Without it a scatter of 256 KiB in shared
     # arrays, written before each call, takes twice as long in bench/peers/matrix.py: reused ones come before it.
     SOONER = 4
-    TIMED_WINDOWS = 4     # one window in so many is timed: the clock costs a tenth of a short call
+    # One window in so many is timed, since the clock costs a tenth of a short call; of long calls every window is.
+    TIMED_WINDOWS = 16
+    LONG_CALL_NBYTES = 512 << 10
     # The other path has to save one in so many of the time (bench/peers/matrix.py, as for the calls above).
     LEAST_GAIN = 32
     LEAST_MEAN_GAIN = 16
@@ -65,11 +67,13 @@ cdef struct Choice:
     int path                   # of the next call: `best`, in a trial the other one
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
+    uint32_t timed_windows     # one window in so many is timed
     uint32_t most_gaps         # the gap before a call counts at most so many times the time of the call
     size_t ring_nbytes         # length of the slots or of the ring
     uint32_t settling, wanted  # calls of this trial that do not count, and those after them that do
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte
+    uint64_t spent             # the sum of the times of all calls of this trial, in ps a byte
     uint64_t before            # the same, of the last window of the best path
     uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 
@@ -82,10 +86,11 @@ cdef inline int size_class(size_t nbytes) noexcept nogil:
     return found
 
 
-# Begin to measure a class. interval: calls before the first trial.
-cdef inline void begin_choice(Choice *choice, int path, uint32_t interval, uint32_t most_gaps,
+# Begin to measure the class of a call of nbytes. interval: calls before the first trial.
+cdef inline void begin_choice(Choice *choice, int path, size_t nbytes, uint32_t interval, uint32_t most_gaps,
                               size_t ring_nbytes) noexcept nogil:
     choice.used = True
+    choice.timed_windows = 1 if nbytes >= LONG_CALL_NBYTES else TIMED_WINDOWS
     choice.best = choice.path = path
     choice.interval = interval
     choice.most_gaps = most_gaps
@@ -95,7 +100,7 @@ cdef inline void begin_choice(Choice *choice, int path, uint32_t interval, uint3
 # True if the call, which has not begun, is to be timed. The last window before a trial always is.
 cdef inline bint is_timed(const Choice *choice) noexcept nogil:
     return (choice.path != choice.best or choice.count + WINDOW_CALLS >= choice.interval
-            or choice.count % (TIMED_WINDOWS * WINDOW_CALLS) >= (TIMED_WINDOWS - 1) * WINDOW_CALLS)
+            or choice.count % (choice.timed_windows * WINDOW_CALLS) >= (choice.timed_windows - 1) * WINDOW_CALLS)
 
 
 # Note the time of a call, in picoseconds a byte, since the calls of a class differ in length. It includes the gap since
@@ -115,6 +120,7 @@ cdef inline void note_time(Choice *choice, Timing timing, size_t nbytes, uint64_
     else:
         choice.time = min(choice.time, time)
     choice.timed += 1
+    choice.spent += time
 
 
 # Return the mean of the calls so far and one more.
@@ -197,8 +203,8 @@ cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
         choice.before = choice.time
         choice.interval = WINDOW_CALLS
     else:
-        if choice.timed > 0 and choice.time > choice.before > 0:
-            lost_calls = choice.count * (choice.time - choice.before) // choice.before
+        if choice.spent > choice.count * choice.before > 0:
+            lost_calls = choice.spent // choice.before - choice.count
         choice.interval = min(4 * choice.interval, most_interval(lost_calls))
     choose(choice, choice.best)
 
@@ -213,3 +219,4 @@ cdef inline void choose(Choice *choice, int path) noexcept nogil:
         choice.ended_ns = NOT_TIMED   # the next call follows one of the other path
     choice.path = path
     choice.count = choice.timed = 0
+    choice.spent = 0

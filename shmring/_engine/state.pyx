@@ -12,7 +12,7 @@ from posix.unistd cimport getpid
 
 from .._algorithms.choice cimport choose_local_algorithm
 from .._core.group cimport (
-    CHOICE_KINDS, INVALID, PROGRESSED, REDUCE_SCATTER, REMOTE_MISMATCH, Call, Group, check_liveness,
+    CHOICE_KINDS, INVALID, PROGRESSED, REMOTE_MISMATCH, Call, Group, check_liveness,
     first_position, is_before, peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
@@ -426,7 +426,7 @@ cdef dict chosen_paths(const Group *g, bint shared):
         for at in range(SIZE_CLASSES):
             if g.choice[shared][row][at].used:
                 path = in_place if g.choice[shared][row][at].in_place else "slots"
-                found.setdefault(KINDS[REDUCE_SCATTER + row], {})[FIRST_CLASS_NBYTES << at] = path
+                found.setdefault(KINDS[row], {})[FIRST_CLASS_NBYTES << at] = path
     return found
 
 

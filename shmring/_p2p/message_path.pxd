@@ -151,7 +151,7 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
         return
     choice = choice_of(p, message)
     if not choice.used:
-        begin_choice(choice, message.path, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
+        begin_choice(choice, message.path, message.nbytes, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
     message.choice = choice
     message.path = choice.path
     if is_timed(choice):

@@ -14,7 +14,7 @@ COUNT = 5_000  # of float32 in a piece; pieces from 8 KiB on are measured
 CLASS = 1 << 14
 GIVEN_BY_ONE = ("broadcast", "scatter")
 GIVEN_BY_ONE_OF_TWO = ("gather", "scan", "exscan")
-GIVEN_BY_ALL = ("all_gather", "all_to_all", "reduce_scatter")
+GIVEN_BY_ALL = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
 SPLIT = ("scatter", "all_to_all", "reduce_scatter")
 
 
@@ -36,6 +36,12 @@ def make_call(comm, kind, turn, array):
         found = comm.gather(array, 0)
         assert (found is None) == (comm.rank > 0)
         assert comm.rank or (found == everybody[:, None]).all()
+    elif kind == "reduce":
+        comm.reduce(array, root=1)
+        assert (array == (everybody.sum() if comm.rank == 1 else everybody[comm.rank])).all()
+    elif kind == "all_reduce":
+        comm.all_reduce(array)
+        assert (array == everybody.sum()).all()
     elif kind in ("all_gather", "all_to_all"):
         assert (getattr(comm, kind)(array) == everybody[:, None]).all()
     elif kind == "reduce_scatter":
@@ -82,8 +88,12 @@ def call_on(world_of):
     return call
 
 
-@pytest.mark.parametrize("cpus", [1, 2])
-@pytest.mark.parametrize("kind", GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL)
+ON_SHARED_CPUS = [(kind, 1) for kind in GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cpus"), ON_SHARED_CPUS + [(kind, 2) for kind, _ in ON_SHARED_CPUS] + [("reduce", 2)]
+)
 def test_slots_are_tried_after_some_calls_in_place(call_on, kind, cpus):
     found = call_on(cpus, 2, paths_of, kind, FIRST + TRIED)
     assert len({tuple(paths) for paths, _ in found}) == 1
@@ -91,16 +101,19 @@ def test_slots_are_tried_after_some_calls_in_place(call_on, kind, cpus):
     assert set(paths[:FIRST]) == {"zero_copy"}
     assert "zero_copy" not in paths[FIRST + 1 : FIRST + 6]  # a trial that is hopeless takes more calls
     knowing = [chosen for _, chosen in found if chosen[-1]]
-    assert len(knowing) == (2 if kind in GIVEN_BY_ALL else 1)  # a rank that alone gives data chooses alone
+    assert len(knowing) == (
+        2 if kind in (*GIVEN_BY_ALL, "reduce") else 1
+    )  # a rank that alone gives data chooses alone
     for chosen in knowing:
         assert {"zero_copy", "slots"} == {each[kind][CLASS] for each in chosen}
         for path, before in zip(paths[1:], chosen[:-1], strict=True):
             assert before == {kind: {CLASS: "zero_copy" if path == "zero_copy" else "slots"}}
 
 
-@pytest.mark.parametrize("kind", GIVEN_BY_ALL)
+@pytest.mark.parametrize("kind", [*GIVEN_BY_ALL, "reduce"])
 def test_all_ranks_take_the_path_that_rank_0_announces(call_on, kind):
-    found = call_on(2, 3, paths_of, kind, 3 * (FIRST + TRIED))
+    cpus = 3 if kind == "reduce" else 2
+    found = call_on(cpus, 3, paths_of, kind, 3 * (FIRST + TRIED))
     assert len({tuple(paths) for paths, _ in found}) == 1
     assert {"zero_copy"} < set(found[0][0])
 
@@ -161,7 +174,14 @@ def mix(comm, kind, ncalls):
         make_call(comm, kind, turn, arrays[0])
 
 
-@pytest.mark.parametrize("kind", GIVEN_BY_ONE + GIVEN_BY_ONE_OF_TWO + GIVEN_BY_ALL)
+def test_ranks_that_share_cpus_do_not_measure_a_reduce(call_on):
+    """In it they need not await each other's lines, so they cannot agree on a path."""
+    for paths, chosen in call_on(1, 2, paths_of, "reduce", FIRST + TRIED):
+        assert set(paths) == {"zero_copy"}
+        assert chosen[-1] == {}
+
+
+@pytest.mark.parametrize("kind", [*GIVEN_BY_ONE, *GIVEN_BY_ONE_OF_TWO, *GIVEN_BY_ALL, "reduce"])
 def test_shared_and_private_arrays_in_one_call(call_on, kind):
     for size in (2, 3):
         call_on(size, size, mix, kind, 2 * (FIRST + TRIED))
