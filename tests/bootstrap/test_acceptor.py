@@ -444,3 +444,17 @@ def test_who_was_turned_away_is_named_with_who_is_missing():
     missing = f"rank 1 of 2 did not come to {meeting.address} within 4 s"
     assert str(error).startswith(f"{missing}; 2 other connections were turned away; 127.0.0.1 port ")
     assert str(error).count("sent the length of a frame as 18245 bytes") == 3
+
+
+def test_a_rank_that_gives_up_as_the_last_one_joins_ends_nothing():
+    """Its frame may be handled after the last rank has joined: the others are about to begin, and it as well."""
+    request = request_of(world_at(3), 0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        gathering = acceptor.Gathering(request, listener, [1, 2], COORDINATOR)
+        giving_up = handshake.pack_frame(handshake.GIVING_UP)
+        gathering._joined[1] = FramedSocket(socket.socket())
+        with pytest.raises(Timeout, match="rank 2 of 3 did not come"):
+            gathering._handle_frame(1, giving_up)
+        gathering._joined[2] = FramedSocket(socket.socket())
+        gathering._handle_frame(1, giving_up)
+        gathering.close()
