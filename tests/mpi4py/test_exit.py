@@ -282,3 +282,36 @@ def test_a_rank_that_ends_early_ends_the_job(tmp_path, end, code, shown):
 def test_an_exit_code_of_more_than_eight_bits_is_a_failure(tmp_path):
     code = "from mpi4py import MPI; MPI.COMM_WORLD.Abort(256)"
     assert run_code(tmp_path, code, "--mpi4py", "--no-prefix", nprocs=1).returncode == 1
+
+
+BEGIN_AND_END = """
+import threading
+import mpi4py
+mpi4py.rc(initialize=False, finalize=False)
+from mpi4py import MPI
+from mpi4py.bench import pingpong, ringtest
+
+def begin():
+    MPI.Init()
+    assert MPI.Is_thread_main()
+
+thread = threading.Thread(target=begin)
+thread.start()
+thread.join()
+assert not MPI.Is_thread_main()
+assert ringtest(MPI.COMM_WORLD, ["-l", "0"], verbose=False) < 10
+found = pingpong(MPI.COMM_WORLD, ["-m", "0", "-n", "2", "-l", "1"], verbose=False)
+assert [nbytes for nbytes, *_ in found] == [0, 1, 2]
+if MPI.COMM_WORLD.rank == 0:
+    MPI.COMM_WORLD._ref.comm.abort("enough")
+try:
+    MPI.Finalize()
+except MPI.Exception as error:
+    assert "enough" in str(error), error
+    print("told")
+"""
+
+
+def test_the_thread_that_begins_and_an_error_at_the_end(tmp_path):
+    done = run_code(tmp_path, BEGIN_AND_END, "--no-prefix", "--mpi4py")
+    assert (done.returncode, done.stdout) == (0, "told\ntold\n"), done.stderr

@@ -50,7 +50,9 @@ def check(done, counts=(2, 2)):
 
 
 COLLECTIVES = """
-assert comm.Split_type(MPI.COMM_TYPE_SHARED).size == 2
+of_host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+assert of_host.size == 2
+assert [each.Get_attr(MPI.WTIME_IS_GLOBAL) for each in (comm, of_host, MPI.COMM_SELF)] == [False, True, True]
 for count in (1, 3, 100, 30000):
     x, total = np.arange(count) + float(rank), np.zeros(count)
     all_x = np.arange(count) + np.arange(size)[:, None]
