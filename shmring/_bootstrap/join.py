@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._arguments import integer
-from .._config.settings import Settings, address_text, parse_address
+from .._config.settings import FIRST_PORT, LAST_PORT, MAKE_A_KEY, Settings, address_text, parse_address
 from .._system.deadline import Deadline
 from ..errors import Error
 from . import host_map, local, tcp
@@ -102,8 +102,7 @@ def _require_key_and_address(job: Job, settings: Settings) -> None:
     if settings.key is None:
         raise Error(
             f"{where}, and hosts trust each other only by a key: give the same one to all ranks through "
-            "SHMRING_KEY, or SHMRING_KEY_FILE (a file with mode 0600). Make one with: "
-            'python -c "import secrets; print(secrets.token_hex())"'
+            f"SHMRING_KEY, or SHMRING_KEY_FILE (a file with mode 0600). Make one with: {MAKE_A_KEY}"
         )
     if settings.addr is None and job.first_host is None:
         raise Error(
@@ -117,9 +116,8 @@ def _address(job: Job, settings: Settings, world_id: str) -> str:
     name, host = "SHMRING_ADDR", settings.addr
     if host is None:
         name, host = f"rank 0's host by {job.launcher}", job.first_host or ""
-    # A port below those that kernels choose for outgoing connections, and a different one for each world.
     digest = hashlib.sha256(f"shmring port {world_id}".encode()).digest()
-    port = settings.port or 20000 + int.from_bytes(digest[:4], "big") % 10000
+    port = settings.port or FIRST_PORT + int.from_bytes(digest[:4], "big") % (LAST_PORT - FIRST_PORT + 1)
     address = address_text(host, port)
     parse_address(name, address)
     return address

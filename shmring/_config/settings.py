@@ -25,6 +25,8 @@ REPLACED = ("gloo",)  # backends of torch.distributed
 ISAS = ("auto", "avx512", "avx2", "sse2", "neon", "scalar")  # as sr_kernels_isas() names them
 MIN_KEY_CHARACTERS = 16
 MAX_RANKS = 4096  # SR_MAX_RANKS
+FIRST_PORT, LAST_PORT = 20000, 29999  # chosen ports lie below those that kernels give to outgoing connections
+MAKE_A_KEY = 'python -c "import secrets; print(secrets.token_hex())"'  # in messages
 CACHE_LINE_NBYTES = 64  # SR_CACHE_LINE of src/layout.h
 DEFAULT_PORT = 21717  # below the ports that kernels assign to outgoing connections
 _LINK_LOCAL = re.compile(r"^(\[?fe80:[^]%]*:[^]%]*)(%[^]]*)?", re.IGNORECASE)
@@ -328,7 +330,7 @@ def _key(environ: Mapping[str, str]) -> bytes | None:
     if not MIN_KEY_CHARACTERS <= len(text) <= 1024:
         raise ValueError(
             f"{name} has {len(text)} characters; allowed: {MIN_KEY_CHARACTERS} to 1024 "
-            '(make one: python -c "import secrets; print(secrets.token_hex())")'
+            f"(make one: {MAKE_A_KEY})"
         )
     return text.encode("utf-8", "surrogateescape")
 

@@ -22,7 +22,7 @@ from .path_trials cimport (
 cdef enum:
     LEAST_SHARED_NBYTES = 8 << 10     # of a piece in a shared array, ...
     LEAST_BROADCAST_NBYTES = 2 << 10  # ... in a broadcast, ...
-    LEAST_REDUCED_NBYTES = 16 << 10   # ... in an all_reduce or reduce, ...
+    LEAST_SLICED_NBYTES = 16 << 10    # ... in an all_reduce or reduce, ...
     LEAST_PRIVATE_NBYTES = 32 << 10   # ... and of a piece in a private one
     FIRST_SHARED_CALLS = 64   # shared arrays are read in place so often before the first trial
     MOST_CALL_GAPS = 4   # the gap before a call counts at most so many times the time of the call
@@ -54,7 +54,7 @@ cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
         return LEAST_PRIVATE_NBYTES
     if c.kind == BROADCAST:
         return LEAST_BROADCAST_NBYTES
-    return LEAST_REDUCED_NBYTES if is_sliced(c) else LEAST_SHARED_NBYTES
+    return LEAST_SLICED_NBYTES if is_sliced(c) else LEAST_SHARED_NBYTES
 
 
 # Return the choice that holds for the call, or NULL if this rank uses none.

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from .._bootstrap.join import world
-from .._config.settings import Settings, parse_address
+from .._config.settings import MAKE_A_KEY, Settings, parse_address
 from .._outcome import Tier
 from .._system import ended_ranks
 from .._system.limits import oom_kills
@@ -48,8 +48,7 @@ _READ_NBYTES = 1 << 16
 _OUT, _ERR = 1, 2
 _NO_KEY = (
     "hosts trust each other only by a key: set SHMRING_KEY to the same one on every host, or "
-    "SHMRING_KEY_FILE to a file with it and mode 0600; make one with: "
-    'python -c "import secrets; print(secrets.token_hex())"'
+    f"SHMRING_KEY_FILE to a file with it and mode 0600; make one with: {MAKE_A_KEY}"
 )
 
 

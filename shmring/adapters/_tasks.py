@@ -22,11 +22,11 @@ from typing import Any, Protocol
 import shmring
 
 from .._config.optional_deps import cloudpickle_if_installed
+from .._config.settings import FIRST_PORT, LAST_PORT
 from .._outcome import Failure, first_of
 
 GRACE_S = 5.0  # after a failure, time for the other ranks to raise RankFailed
 _POLL_S = 1.0
-_FIRST_PORT, _LAST_PORT = 20000, 29999  # below those that kernels give to outgoing connections
 
 
 _submitting = threading.Lock()
@@ -103,7 +103,7 @@ def pack(function: Callable[..., Any]) -> bytes:
 def free_port() -> int:
     """Return a TCP port of this host that is free now."""
     while True:
-        port = random.SystemRandom().randint(_FIRST_PORT, _LAST_PORT)  # not the program's random state
+        port = random.SystemRandom().randint(FIRST_PORT, LAST_PORT)  # not the program's random state
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port

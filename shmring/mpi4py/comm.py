@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import Error
 from . import errors, handles
 from .calls import Context
-from .constants import INTEGERS
+from .constants import INTEGERS, LIBRARY_CONTEXT
 from .errhandlers import Handling, Policy, run
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Hints, Info
@@ -145,12 +145,17 @@ class Communicator(Context):
         comm, turns = self.comm, self.turns
         if self.rank == ranks[0]:
             data = np.frombuffer(pickle.dumps(value), np.uint8)
-            sends = [turns.take(partial(comm.isend, data, rank, tag, context=1)) for rank in ranks[1:]]
+            sends = [
+                turns.take(partial(comm.isend, data, rank, tag, context=LIBRARY_CONTEXT))
+                for rank in ranks[1:]
+            ]
             for sent in sends:
                 turns.wait_for(sent)
             return value
         room = np.empty(_MOST_SHARED_NBYTES, np.uint8)
-        received = turns.wait_for(turns.take(partial(comm.irecv, room, ranks[0], tag, context=1)))
+        received = turns.wait_for(
+            turns.take(partial(comm.irecv, room, ranks[0], tag, context=LIBRARY_CONTEXT))
+        )
         return pickle.loads(room[: received.nbytes])
 
 

@@ -1,8 +1,12 @@
-"""The integers of MPI by name."""
+"""The integers of MPI by name, and the context of messages of this package."""
 
 from __future__ import annotations
 
 from .errors import ERR_LASTCODE, NUMBERS
+
+LIBRARY_CONTEXT = (
+    1  # of this package's own messages: receives of the program with wildcards do not match them
+)
 
 # Names that are counted from the number before the colon.
 _COUNTED = {

@@ -9,14 +9,13 @@ import numpy as np
 
 from . import errors
 from .calls import MessageCall
-from .constants import INTEGERS
+from .constants import INTEGERS, LIBRARY_CONTEXT
 from .forms import add_forms
 from .messages import simple_with_gaps, typed_pieces, vector
 from .object_calls import bytes_of, object_in
 from .point_to_point import PointToPoint, Several
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
-_LIBRARY = 1  # the context of these messages: receives of the program with wildcards do not match them
 _REFUSED = -1  # in the place of a length: the argument of the sender was wrong
 _MOST_EDGES, _NUMBERS = 2**10, 2**19  # tags of a persistent call, and numbers of such calls: see comm.py
 _NOTHING = np.empty(0, np.uint8)
@@ -54,8 +53,8 @@ class NeighborCall(MessageCall):
 
     def begin(self) -> Several:
         comm = self.context.comm
-        received = [comm.irecv(x, peer, tag, context=_LIBRARY) for x, peer, tag in self.received]
-        sent = [comm.isend(x, peer, tag, context=_LIBRARY) for x, peer, tag in self.sent]
+        received = [comm.irecv(x, peer, tag, context=LIBRARY_CONTEXT) for x, peer, tag in self.received]
+        sent = [comm.isend(x, peer, tag, context=LIBRARY_CONTEXT) for x, peer, tag in self.sent]
         return Several(received + sent)
 
 

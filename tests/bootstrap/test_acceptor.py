@@ -447,7 +447,7 @@ def test_who_was_turned_away_is_named_with_who_is_missing():
 
 
 def test_a_rank_that_gives_up_as_the_last_one_joins_ends_nothing():
-    """Its frame may be handled after the last rank has joined: the others are about to begin, and it as well."""
+    """Its frame may be handled after the last rank has joined: all of them are about to begin."""
     request = request_of(world_at(3), 0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gathering = acceptor.Gathering(request, listener, [1, 2], COORDINATOR)
