@@ -39,6 +39,15 @@ MOST_NBYTES = 1 << 56  # keeps every sum of sizes inside 64 bits
 _OF_ADOPTION = 1  # passed instead of a signature
 
 _adopted: set[_Block] = set()  # all adopted blocks of this process
+_nforks = 0  # of this process
+
+
+def _count_fork() -> None:
+    global _nforks
+    _nforks += 1
+
+
+os.register_at_fork(before=_count_fork)
 
 
 class Part:
@@ -105,6 +114,7 @@ class _Block:
         flags = ctypes.c_uint8 * size
         self._freed = flags.from_address(mapping.address + stride * size)
         self._pid = os.getpid()
+        self._nforks = _nforks
         self._own_part_is_free = False
         self._is_unused = False  # set once nothing in this class touches the mapping any more
         # Every page of the own part is shared; only shared pages can be discarded.
@@ -115,7 +125,10 @@ class _Block:
         self._is_orphaned = False
 
     def free_own_part(self) -> None:
-        """Free this rank's pages after its last array. The mapping stays until all ranks have freed."""
+        """Free this rank's pages after its last array. The mapping stays until all ranks have freed.
+
+        A child that was forked meanwhile may still read them. They are then freed with the last mapping.
+        """
         if os.getpid() != self._pid:
             return  # a forked child drops its copy of the reference; the memory is the parent's
         if self._own_part_is_free:
@@ -123,7 +136,8 @@ class _Block:
         self._own_part_is_free = True
         if self._is_shared:
             try:
-                self.mapping.discard(self._rank * self.stride, self.stride)
+                if self._nforks == _nforks:
+                    self.mapping.discard(self._rank * self.stride, self.stride)
             finally:
                 self._freed[self._rank] = 1  # last: once all are set, another thread may unmap the block
         self._is_unused = True

@@ -52,6 +52,7 @@ cdef enum:
     PAUSES = 30
     SPIN_NS = 20000                # blocked calls are polled without sleep for this long
     IDLE_NS = 1000000000           # longest sleep if nothing is pending
+    REAP_NS = 500000000            # longest time between the end of a call and its release, if others are pending
 
 cdef uint64_t FINISHED = ~<uint64_t> 0   # value of Task.notify
 
@@ -332,6 +333,8 @@ cdef struct Background:
     Pollable *first
     sr_flag thread             # the progress thread; 0: there is none
     uint64_t blocked_since_ns
+    bint has_reapable          # in the last round a queue had finished calls and nothing else
+    uint64_t reapable_since_ns
     int news                   # epoll descriptor of a pollable that waits for other hosts; 0: none does
     sr_flag at_news            # the thread sleeps on `news`
     int waker                  # eventfd of that pollable, which ends the sleep; 0: there is none
@@ -440,7 +443,8 @@ cdef void serve() noexcept nogil:
         found = go_round(NULL)
         if found != WAITING:
             background.blocked_since_ns = 0
-        if found == WANTS_PYTHON or found == REAPABLE:
+        if found == WANTS_PYTHON or found == REAPABLE or is_reaping_due():
+            background.reapable_since_ns = 0
             break
         if found == ACTIVE:
             continue
@@ -454,6 +458,19 @@ cdef void serve() noexcept nogil:
         if sr_waitset_enter(&waitset, &background.issued, issued + 1, &issued_event) and go_round(&waitset) == found:
             sr_waitset_sleep(&waitset, IDLE_NS if found == IDLE else LONG_SLEEP_NS)
     sr_float_env_leave(env)
+
+
+# True if finished calls have waited long for their release. While others are pending it waits, since this thread
+# advances none of them until it has the GIL.
+cdef bint is_reaping_due() noexcept nogil:
+    cdef uint64_t now
+    if not background.has_reapable:
+        background.reapable_since_ns = 0
+        return False
+    now = sr_now_ns()
+    if background.reapable_since_ns == 0:
+        background.reapable_since_ns = now
+    return now - background.reapable_since_ns > REAP_NS
 
 
 cdef bint blocked_long() noexcept nogil:
@@ -483,12 +500,16 @@ cdef void sleep_internode(uint64_t issued) noexcept nogil:
 # for.
 cdef int go_round(sr_waitset *waitset) noexcept nogil:
     cdef int found = IDLE
+    cdef int status
     cdef Pollable *e
     background.news = 0
+    background.has_reapable = False
     take_guard()
     e = background.first
     while e != NULL:
-        found = max(found, e.step(e, waitset))
+        status = e.step(e, waitset)
+        found = max(found, status)
+        background.has_reapable = background.has_reapable or status == REAPABLE
         if e.news != 0:
             background.news, background.waker = e.news, e.waker
         e = e.next

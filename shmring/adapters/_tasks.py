@@ -15,7 +15,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -79,14 +79,56 @@ def be_rank(
         return Failure.of(error, rank)
 
 
-def check_wanted(is_cancelled: Callable[[], bool]) -> Callable[[], None]:
-    """Return a check for `shmring.init`: a rank waits for the others only until its task is cancelled."""
+def check_wanted(is_given_up: Callable[[], bool]) -> Callable[[], None]:
+    """Return a check for `shmring.init`: a rank waits for the others only until its task is given up."""
+    return partial(_check, is_given_up)
 
-    def check() -> None:
-        if is_cancelled():
-            raise shmring.Error("the launcher has given up this start: another rank could not start")
 
-    return check
+def _check(is_given_up: Callable[[], bool]) -> None:
+    if is_given_up():
+        raise shmring.Error("the launcher has given up this start: another rank could not start")
+
+
+@contextlib.contextmanager
+def wanting(world: shmring.World) -> Iterator[Callable[[], None]]:
+    """Return a check for the ranks' `shmring.init` that raises once the block has ended. It can be pickled.
+
+    The ranks are processes of this host. The name in the kernel ends with this process, but workers that were
+    forked in the block have it too, so it is shut down.
+    """
+    name = f"\0shmring run {world.id}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(name)
+        listener.listen(0)
+        try:
+            yield check_wanted(partial(_refuses, name))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def _refuses(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # nobody accepts: if others have connected, this raises BlockingIOError
+        try:
+            probe.connect(name)
+        except ConnectionRefusedError:
+            return True
+        except BlockingIOError:
+            pass
+        return False
+
+
+def submit_all(submit: Callable[[int], Future], nprocs: int) -> list[Future]:
+    """Return the futures of all ranks, by rank. If one cannot be submitted, cancel the others."""
+    futures: list[Future] = []
+    try:
+        for rank in range(nprocs):
+            futures.append(submit(rank))
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+    return futures
 
 
 def pack(function: Callable[..., Any]) -> bytes:
@@ -142,7 +184,7 @@ def collect(
                 results[rank] = outcome
     finally:
         for future in waiting.values():
-            # A running task cannot be stopped. It ends when it needs another rank, or by `check_wanted`.
+            # A running task cannot be stopped. It ends when it needs another rank, or by its check in `init`.
             future.cancel()
     if failures:
         raise first_cause(failures, places)

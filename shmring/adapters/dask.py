@@ -14,7 +14,7 @@ import shmring
 
 from .._config.optional_deps import need
 from .._config.settings import address_text
-from ._tasks import be_rank, check_wanted, collect, free_port, pack, submitting
+from ._tasks import be_rank, check_wanted, collect, free_port, pack, submit_all, submitting
 
 __all__ = ["register_sharing", "run"]
 
@@ -82,23 +82,24 @@ def run(
     if port is not None or len(set(hosts)) > 1:
         address = address_text(hosts[0], _port_on(client, ranks[0]) if port is None else operator.index(port))
     world = shmring.world(len(ranks), address=address)
+
+    def submit(rank: int) -> Any:
+        return client.submit(
+            _be_rank,
+            function,
+            world,
+            rank,
+            timeout,
+            *args,
+            workers=[ranks[rank]],
+            allow_other_workers=False,
+            pure=False,  # each call makes a new world
+            retries=0,
+            key=f"shmring-rank-{rank}-{world.id}",
+        )
+
     with submitting():
-        futures = [
-            client.submit(
-                _be_rank,
-                function,
-                world,
-                rank,
-                timeout,
-                *args,
-                workers=[worker],
-                allow_other_workers=False,
-                pure=False,  # each call makes a new world
-                retries=0,
-                key=f"shmring-rank-{rank}-{world.id}",
-            )
-            for rank, worker in enumerate(ranks)
-        ]
+        futures = submit_all(submit, len(ranks))
 
     def lost() -> list[int]:
         there = client.nthreads()

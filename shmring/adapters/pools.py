@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import weakref
 from collections.abc import Callable
 from types import FunctionType
@@ -21,7 +22,7 @@ from ._sharing import (
     run_task,
     submit_task,
 )
-from ._tasks import be_rank, collect, pack, submitting
+from ._tasks import be_rank, collect, pack, submit_all, submitting, wanting
 
 __all__ = ["Executor", "run"]
 
@@ -191,8 +192,10 @@ def run(
             f"time: make it with max_workers={world.nprocs}, or use {workers} rank(s)"
         )
     function = pack(fn)
-    with submitting():
-        futures = [
-            pool.submit(be_rank, function, world, rank, timeout, *args) for rank in range(world.nprocs)
-        ]
-    return collect(futures, ["a worker of the pool"] * world.nprocs)
+    with wanting(world) as check:
+        start = functools.partial(be_rank, check=check)
+        with submitting():
+            futures = submit_all(
+                lambda rank: pool.submit(start, function, world, rank, timeout, *args), world.nprocs
+            )
+        return collect(futures, ["a worker of the pool"] * world.nprocs)

@@ -100,8 +100,27 @@ POOLS = (
             assert [run.result() for run in runs] == [[1, 1], [3, 3], [5, 5]]
         del pool.submit
 
+    def submit_in_vain(pool):
+        # No worker waits any more for a rank that was never submitted.
+        submit, left = pool.submit, [2]
+
+        def submit_some(*call, **keywords):
+            left[0] -= 1
+            if left[0] < 0:
+                raise BlockingIOError(11, "no process left")
+            return submit(*call, **keywords)
+
+        pool.submit = submit_some
+        assert isinstance(failure_of(pool, total, 3), BlockingIOError)
+        del pool.submit
+        begin_s = time.monotonic()
+        assert [pool.submit(abs, -1).result() for _ in range(6)] == [1] * 6
+        assert pools.run(pool, total, 3, 10) == [33, 33, 33]  # on all workers
+        assert time.monotonic() - begin_s < 15, "the workers waited for their timeout"
+
     def check(pool, can_die=True):
         assert pools.run(pool, total, 3, 10) == [33, 33, 33]
+        submit_in_vain(pool)
         assert pools.run(pool, total, 2, 10) == [21, 21]  # fewer ranks than workers
         few = failure_of(pool, total, 4, 10)
         assert isinstance(few, ValueError) and "make it with max_workers=4" in str(few), few

@@ -437,6 +437,35 @@ def test_a_forked_child_does_not_free_its_parents_arrays(world_of):
     assert world_of(2)(fork_with_array) == [14.0] * 2
 
 
+def free_after_fork(comm):
+    """The parent drops an array and releases another one; return what a child then finds in both."""
+    x = comm.full(50_000, 7.0)
+    memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    adopted = np.frombuffer(memory)
+    adopted[...] = 3.0
+    adoption = comm.adopt(shmring.Memory(adopted.ctypes.data, adopted.size, "float64", owner=adopted))
+    begin, let_begin = os.pipe()
+    result, give_result = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(begin, 1)
+        os.write(give_result, bytes([int(x.min()), int(x.max()), int(adopted.min()), int(adopted.max())]))
+        os._exit(0)
+    del x
+    adoption.release()
+    comm.barrier()
+    os.write(let_begin, b"x")
+    found = list(os.read(result, 4))
+    os.waitpid(pid, 0)
+    for fd in (begin, let_begin, result, give_result):
+        os.close(fd)
+    return found
+
+
+def test_a_forked_child_keeps_its_arrays_when_the_parent_frees_its_own(world_of):
+    assert world_of(2)(free_after_fork) == [[7, 7, 3, 3]] * 2
+
+
 def many_at_once(comm):
     """Hundreds of arrays alive, freed in another order than they were made."""
     rng = np.random.default_rng(7)

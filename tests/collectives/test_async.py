@@ -656,3 +656,25 @@ def leave_a_group_behind(comm):
 
 def test_the_thread_in_the_background_keeps_nothing_of_a_closed_communicator(world_of):
     assert world_of(2)(leave_a_group_behind) == [0, 0]
+
+
+def leave_works_beside_a_receive(comm):
+    """Works of other communicators that nobody waits for are released, though a receive is pending."""
+    received = np.zeros(1)
+    transfer = comm.irecv(received, 1 - comm.rank)
+    arrays = []
+    for _ in range(3):
+        group, x = comm.dup(), np.ones(1000)
+        work = group.all_reduce(x, async_op=True)
+        wait_until(work.done, "a work is done")
+        assert x[0] == comm.size
+        arrays.append(weakref.ref(x))
+        del group, work, x
+    wait_until(lambda: not any(array() is not None for array in arrays), "the arrays are released")
+    comm.send(np.ones(1), 1 - comm.rank)
+    transfer.wait()
+    return received[0]
+
+
+def test_a_pending_receive_does_not_keep_finished_works(world_of):
+    assert world_of(2)(leave_works_beside_a_receive) == [1, 1]
