@@ -6,6 +6,7 @@ cdef class Comm(Messages):
     cdef object internode            # InterNodeLinks, or None if all ranks are on one host
     cdef readonly object parent_ranks   # None for a world, which is not a group
     cdef readonly int epoch             # number of `shrink`s and `grow`s that led to this communicator
+    cdef bint is_unconfirmed            # a new rank of `grow` that does not know whether the old ones go on here
     cdef object __weakref__
     cdef object tracer               # the last Trace that `trace` has begun, or None
     cdef object origin, world_ranks  # the world's Origin; the ranks' numbers in the world, None for all ranks

@@ -17,6 +17,7 @@ from .point_to_point cimport Messages
 from .._diagnostics import failures, flight_recorder
 from .._engine.state import MEANWHILE
 from .._lifecycle import groups, grow as growing, shrink as shrinking
+from .._lifecycle.membership import left_behind
 from .._system import ended_ranks, segments
 from .._arrays import buffers
 from .._arrays import shared_array as shared
@@ -830,6 +831,8 @@ cdef class Comm(Messages):
             raise RuntimeError(f"shrink() {MEANWHILE}")
         self.engine.reserve_calls()
         try:
+            if self.is_unconfirmed:
+                raise left_behind(self.own_rank)
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)
             left = None
@@ -917,14 +920,25 @@ cdef class Comm(Messages):
         cdef Comm larger = None
         self.engine.call_tiny(GROW, SR_SUM, count, NULL, 0, timeout_s)
         wanted = growing.Wanted(count, invite, address, self.epoch + 1)
-        parts = growing.grow(self, self.engine, self.internode, self.settings, wanted, timeout_s)
+        parts = growing.grow(self, self.engine, self.place, self.internode, self.settings, wanted, timeout_s)
         try:
             larger = Comm(*parts, epoch=self.epoch + 1)
             self.pass_settings(larger)
+            larger._confirm_start(timeout_s, False)
             return larger
         except BaseException:   # the other ranks have it and must not wait for this rank
             leave_group(parts, larger)
             raise
+
+    def _confirm_start(self, double timeout_s, bint is_new):
+        """Collective over the ranks of a `grow`: the old ones tell the new ones that they go on here.
+
+        After an error the next call raises it. A new rank then cannot shrink: the old ones may go on without it.
+        """
+        try:
+            self.barrier(timeout=timeout_s)
+        except Error:
+            self.is_unconfirmed = is_new
 
     # Abort if no rank has. Return a set with the rank that a Timeout names, else an empty set.
     cdef object lost(self):

@@ -87,12 +87,16 @@ def init(
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
-    parts = None
+    parts = comm = None
     try:
         parts = join_and_begin(world, rank, settings, timeout_s, check=check)
         comm = Comm(*parts, epoch=world.epoch)
+        if world.epoch > 0:  # made by `grow`
+            comm._confirm_start(timeout_s, True)
     except BaseException:
-        if parts is not None:
+        if comm is not None:
+            comm.close()
+        elif parts is not None:
             parts.abandon()
         raise
     if settings.trace is not None:

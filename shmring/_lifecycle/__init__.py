@@ -1,7 +1,7 @@
 """Construction of communicators: from a world, from another communicator, with more ranks or fewer, or
 from the survivors of one.
 
-_comm/init   grow   groups   shrink -> membership     the survivors agree on the members
+_comm/init   grow   groups   shrink -> membership     the ranks agree who goes on; `grow` uses it, too
       |        |       |        |
       +--------+-------+--------+
                  |

@@ -1,8 +1,9 @@
 """Make a new communicator of the ranks of one, and of new ranks.
 
 Rank 0 makes a world for all of them and passes it to the new ranks. All then join it as any world, so the new
-ranks need nothing but `init`. The old communicator stays open until all have met: through it the ranks see a
-death at once, and agree whether all have met. If not, they go on with it.
+ranks need nothing but `init`. The old communicator stays open until all have met: through it the old ranks see
+a death at once, and agree whether all have met (membership). If not, they go on with it, or shrink it. The new
+ranks learn the result in a barrier of the larger communicator.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from .._config.settings import parse_address
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, agreed
 from .groups import raise_soon
+from .membership import Agreement, View
+from .shrink import OldRanks
 from .startup import CommParts, join_and_begin
 
 if TYPE_CHECKING:
+    from .._bootstrap.fd_passing import LocalSockets
+    from .._bootstrap.host_map import Place
     from .._comm.comm import Comm
     from .._config.settings import Settings
     from .._engine.engine import Engine
@@ -57,6 +62,7 @@ def check_arguments(count: SupportsIndex, address: str | None, size: int) -> int
 def grow(
     comm: Comm,
     engine: Engine,
+    place: Place | LocalSockets,
     internode: InterNodeLinks | None,
     settings: Settings,
     wanted: Wanted,
@@ -98,9 +104,17 @@ def grow(
         # is 2 * timeout_s, not the time left: an error message may state it.
         failure = None if error is None else _described(error)
         failures = comm.all_gather_object(failure, timeout=2 * timeout_s)
-        if parts is not None and not any(failures):
-            return parts
-        raise _with_reasons(error, failures, comm.rank)
+        if parts is None or any(failures):
+            raise _with_reasons(error, failures, comm.rank)
+        # If a rank ends in that call, it may complete on some ranks and raise on others. So they agree once
+        # more, in a way that no death divides.
+        ballot = OldRanks(engine, place, internode)
+        if not Agreement(ballot, timeout_s, _no_invitation).all_go_on():
+            raise_soon(engine.poll)
+            raise Error("a rank has ended while the larger communicator began")
+        if internode is not None:
+            internode.deliver_view()
+        return parts
     except BaseException:
         if parts is not None:
             parts.abandon()
@@ -108,6 +122,10 @@ def grow(
     finally:
         if meeting is not None and meeting.listener is not None:
             meeting.listener.close()
+
+
+def _no_invitation(view: View) -> str:
+    return ""
 
 
 def _described(error: Exception) -> str:

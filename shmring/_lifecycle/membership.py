@@ -180,6 +180,19 @@ class Agreement:
         self._send(replace(self.view, phase=Phase.DONE))
         return True
 
+    def all_go_on(self) -> bool:
+        """Return True on all ranks once all have called this; False on all survivors if one has ended."""
+        while True:
+            view = self.settle()
+            if self.done is not None:  # another rank has seen that all had come; one may have ended since
+                self.confirm()
+                return True
+            if view.out:
+                self.withdraw()
+                return False
+            if self.commit():
+                return True
+
     def confirm(self) -> None:
         """Repeat another rank's done: that rank may have been killed before all received it."""
         assert self.done is not None

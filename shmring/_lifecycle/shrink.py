@@ -40,13 +40,13 @@ class FailedComm(NamedTuple):
     suspects: frozenset[int]
 
 
-class _Survivors:
-    """The ranks of the failed communicator; implements `membership.Ballot`."""
+class OldRanks:
+    """The ranks of a communicator that others may replace; implements `membership.Ballot`."""
 
-    def __init__(self, failed: FailedComm) -> None:
-        self._engine, self._internode = failed.engine, failed.internode
-        self.rank, self.size = failed.place.rank, failed.place.size
-        local_ranks = failed.place.ranks_of_host[failed.place.host]
+    def __init__(self, engine: Engine, place: Place | LocalSockets, internode: InterNodeLinks | None) -> None:
+        self._engine, self._internode = engine, internode
+        self.rank, self.size = place.rank, place.size
+        local_ranks = place.ranks_of_host[place.host]
         self._local = {rank: at for at, rank in enumerate(local_ranks)}
         self._pause_s = _SHORTEST_PAUSE_S
 
@@ -89,7 +89,7 @@ class _Survivors:
 class _Meetings:
     """Meetings of the survivors: this rank listens if it is the lowest, else it connects to the lowest."""
 
-    def __init__(self, failed: FailedComm, ranks: _Survivors, timeout_s: float) -> None:
+    def __init__(self, failed: FailedComm, ranks: OldRanks, timeout_s: float) -> None:
         self._failed = failed
         self._ranks = ranks
         self._timeout_s = timeout_s
@@ -144,7 +144,7 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
 
     `timeout_s` limits the wait for a live rank, and starts again whenever the view loses a rank.
     """
-    ranks = _Survivors(failed)
+    ranks = OldRanks(failed.engine, failed.place, failed.internode)
     meetings = _Meetings(failed, ranks, timeout_s)
     agreement = Agreement(ranks, timeout_s, meetings.invite, failed.suspects)
     prepared: tuple[View, CommParts] | None = None

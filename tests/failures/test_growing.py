@@ -450,3 +450,47 @@ def test_nothing_adds_up(tmp_path):
             assert epoch == 12
             assert len(set(counts[2:])) == 1, counts
         new.answers()
+
+
+def die_in_the_vote(comm, path):
+    """Rank 1 dies while it waits for ranks 2 and 3, which come later to the vote."""
+    begin = growing.join_and_begin
+
+    def come_late(*arguments, **keywords):
+        parts = begin(*arguments, **keywords)
+        if comm.rank == 1:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        elif comm.rank > 1:
+            time.sleep(0.5)
+        return parts
+
+    growing.join_and_begin = come_late
+    try:
+        with pytest.raises(shmring.RankFailed):
+            comm.grow(1, write_to(path))
+    finally:
+        growing.join_and_begin = begin
+    with comm.shrink() as left:
+        check_works(left, left.parent_ranks)
+        return left.parent_ranks
+
+
+def come_for_nobody(_, path, node):
+    """A new rank that the old ones have given up does not go on alone."""
+    comm = come(None, path, 0, node)
+    with pytest.raises(shmring.RankFailed):
+        comm.barrier()
+    with pytest.raises(shmring.RankFailed, match="have gone on without rank 4"):
+        comm.shrink()
+    comm.close()
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 0, 1, 1]], ids=str)
+def test_a_death_in_the_vote_does_not_divide_the_survivors(tmp_path, nodes):
+    with Ranks(4, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_for_nobody, tmp_path / "world", 1 if nodes else None)
+        outcomes = ranks.outcomes(die_in_the_vote, tmp_path / "world")
+        assert new.answers() == [None]
+    assert isinstance(outcomes[1], Died)
+    assert [outcomes[0], *outcomes[2:]] == [(0, 2, 3)] * 3
