@@ -56,6 +56,7 @@ class Part:
     def __init__(
         self, address: int, nbytes: int, mapping: segments.Mapping | None = None, is_writable: bool = True
     ) -> None:
+        self.nbytes = nbytes
         self.mapping = mapping  # unmapped with the last reference; None for a block, whose owner unmaps it
         self.__array_interface__ = {
             "version": 3,

@@ -26,14 +26,14 @@ class Residuals:
 
     def of(self, x: Any, place: _Place, length: int) -> Residual | None:
         """Return `length` errors, zeros at first, for a place in x's memory; None without weak references."""
-        owner = _owner_of(x)
+        owner, seen_nbytes = _owner_of(x)
         number = id(owner)
         if number not in self._kept:
             try:
                 reference = weakref.ref(owner, lambda _: self._kept.pop(number, None))
             except TypeError:
                 return None
-            self._kept[number] = _Kept(reference, _MOST * getattr(owner, "nbytes", 0))
+            self._kept[number] = _Kept(reference, _MOST * _nbytes_of(owner, seen_nbytes))
         return self._kept[number].at(place, length)
 
 
@@ -58,8 +58,26 @@ class _Kept:
         return sum(residual.nbytes for residual in self._residuals.values())
 
 
-def _owner_of(x: Any) -> Any:
-    """Return the array that owns x's memory: views are short-lived."""
-    while isinstance(x, np.ndarray) and x.base is not None:
+def _owner_of(x: Any) -> tuple[Any, int]:
+    """Return the object that owns x's memory, since views are short-lived, and the bytes of its array.
+
+    If the owner is no array, these are the bytes of the last array on the way to it; 0 if there is none.
+    """
+    nbytes = 0
+    while isinstance(x, np.ndarray):
+        nbytes = x.nbytes
+        if x.base is None:
+            break
         x = x.base
-    return x
+    return x, nbytes
+
+
+def _nbytes_of(owner: Any, seen_nbytes: int) -> int:
+    """Return the size of the owner's memory; seen_nbytes if the owner has neither a size nor a buffer."""
+    nbytes = getattr(owner, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    try:
+        return memoryview(owner).nbytes  # as of an mmap
+    except (TypeError, BufferError):
+        return seen_nbytes

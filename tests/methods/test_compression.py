@@ -4,6 +4,7 @@ run, as error feedback adds the loss to the next call."""
 import functools
 import gc
 import signal
+import tempfile
 import traceback
 import weakref
 
@@ -251,6 +252,50 @@ def memory_of_its_own(comm):
 
 def test_feedback_belongs_to_the_memory(world_of):
     assert world_of(2)(memory_of_its_own) == [(0.0, 0.0)] * 2
+
+
+class Interfaced:
+    """Memory whose owner has neither a size nor a buffer."""
+
+    def __init__(self, count):
+        self._memory = np.zeros(count, "f4")
+        self.__array_interface__ = self._memory.__array_interface__
+
+
+def memmap(comm, count):
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, "f4", "w+", shape=(count,))
+
+
+LAYERS = [300, 300, 300, 300, 300, 10, 2]
+PLACES = {
+    "shared": lambda comm, count: comm.zeros(count, "f4"),
+    "memmap": memmap,
+    "interface": lambda comm, count: np.asarray(Interfaced(count)),
+}
+
+
+def in_layers(comm, flat):
+    """Return the results of calls with views of one array, whose errors are those of the earlier calls."""
+    ends = np.cumsum(LAYERS)
+    layers = [flat[end - length : end] for length, end in zip(LAYERS, ends, strict=True)]
+    compressor, found = ErrorFeedback(Int8()), []
+    for _ in range(3):
+        flat[:] = np.random.default_rng(comm.rank).standard_normal(len(flat))
+        compressor.all_reduce_many(comm, layers)
+        found.append(flat.tobytes())
+    return found
+
+
+def feedback_by_place(comm, place):
+    plain = in_layers(comm, np.zeros(sum(LAYERS), "f4"))
+    assert plain[0] != plain[1]
+    return plain == in_layers(comm, PLACES[place](comm, sum(LAYERS)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_feedback_of_views_does_not_depend_on_the_owner_of_the_memory(world_of, place):
+    assert world_of(2)(feedback_by_place, place) == [True, True]
 
 
 def overflow(comm, name):
