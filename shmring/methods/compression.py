@@ -552,8 +552,9 @@ class PowerSGD(Compressor):
             if losses is not None:
                 for matrix, left, right in zip(matrices, lefts, rights, strict=True):
                     matrix -= left @ right
-                _keep(losses, vector)
             yield comm.all_reduce(without_feedback(all_right), op, async_op=True)
+            if losses is not None:
+                _keep(losses, vector)
             for x, first, left, right in zip(arrays, firsts, lefts, rights, strict=True):
                 first[:] = right
                 _multiply(left, right, x.reshape(len(left), -1))

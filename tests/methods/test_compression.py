@@ -298,6 +298,36 @@ def test_feedback_of_views_does_not_depend_on_the_owner_of_the_memory(world_of, 
     assert world_of(2)(feedback_by_place, place) == [True, True]
 
 
+class EndsAtTheSum:
+    """A communicator that this rank ends instead of a call of all_reduce."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def all_reduce(self, *arguments, **keywords):
+        self._comm.abort("no sum")
+        raise shmring.Aborted("no sum")
+
+
+def after_a_failed_call(comm):
+    given = np.random.default_rng(comm.rank).standard_normal((40, 30)).astype("f4")
+    x, fresh, compressor = given.copy(), given.copy(), ErrorFeedback(PowerSGD(1))
+    ending = comm.dup()
+    with pytest.raises(shmring.Aborted):
+        compressor.all_reduce(EndsAtTheSum(ending) if comm.rank else ending, x)
+    assert x.tobytes() == given.tobytes()
+    compressor.all_reduce(comm, x)
+    ErrorFeedback(PowerSGD(1)).all_reduce(comm, fresh)
+    return x.tobytes() == fresh.tobytes()
+
+
+def test_a_failed_call_keeps_no_errors(world_of):
+    assert world_of(2)(after_a_failed_call) == [True, True]
+
+
 def overflow(comm, name):
     """Make one call with an infinity and a NaN, then ordinary calls."""
     compressor = ErrorFeedback(FORMATS[name]())
