@@ -50,7 +50,8 @@ class Reduction:
         self._comm = comm
         self._steps = steps
         self._failure: Exception | None = None
-        self._work = comm.run_steps(self._resumed)
+        self._work: Work[Any] | None = None  # the last collective that has started; None at the end
+        comm.run_steps(self._resume)
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until the arrays hold the result. Collective.
@@ -72,15 +73,19 @@ class Reduction:
         """
         while self._work is not None:
             self._work.wait(timeout)
-            self._work = self._comm.run_steps(self._resumed, begun=True)
+            self._comm.run_steps(self._resume, begun=True)
 
-    def _resumed(self) -> Work[Any] | None:
-        """Run up to the next collective. NumPy must not warn: an overflow would warn on one rank only."""
+    def _resume(self) -> None:
+        """Run up to the next collective. NumPy must not warn: an overflow would warn on one rank only.
+
+        Set `_work` here: a signal handler may raise when `run_steps` returns, and its result would be lost.
+        The next `wait` would then resume the steps before the collective has finished.
+        """
         if self._failure is not None:  # An earlier `wait` failed, so the steps cannot go on.
             raise copy.copy(self._failure)
         try:
             with np.errstate(all="ignore"):
-                return next(self._steps, None)
+                self._work = next(self._steps, None)
         except BaseException as error:
             # A copy has no traceback. The error's own would refer to this object, and keep its arrays.
             if isinstance(error, (ValueError, shmring.Error)):

@@ -5,6 +5,7 @@ import functools
 import gc
 import signal
 import tempfile
+import time
 import traceback
 import weakref
 
@@ -499,6 +500,38 @@ def test_a_reduction_that_failed_keeps_neither_arrays_nor_frames(world_of, kind,
         assert found[1:] == found[1:2] * 2
         assert one == other
         assert is_freed
+
+
+class InterruptedAfter:
+    """A communicator whose run_steps raises KeyboardInterrupt as it returns, like Ctrl-C at that moment."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def run_steps(self, *arguments, **keywords):
+        self._comm.run_steps(*arguments, **keywords)
+        raise KeyboardInterrupt
+
+
+def waited_for_twice(comm):
+    """Return the result of a Reduction whose wait is interrupted on rank 1, and that of another one."""
+    x = np.random.default_rng(comm.rank).standard_normal((40, 30)).astype("f4")
+    undisturbed = x.copy()
+    PowerSGD(1).all_reduce(comm, undisturbed)
+    reduction = PowerSGD(1).all_reduce(comm, x, async_op=True)
+    if comm.rank == 1:
+        reduction._comm = InterruptedAfter(comm)
+        with pytest.raises(KeyboardInterrupt):
+            reduction.wait()
+        reduction._comm = comm
+    else:
+        time.sleep(0.3)  # rank 1 must not find the next collective finished when it waits again
+    reduction.wait()
+    return x.tobytes() == undisturbed.tobytes()
+
+
+def test_an_interrupted_wait_can_be_repeated(world_of):
+    assert world_of(2)(waited_for_twice) == [True, True]
 
 
 def unlike(comm, compressor, what):
