@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Generator, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ _BLOCK = 256  # elements that share a scale, as in wire="int8"
 _LARGEST = 127
 _IN_CACHE = 1 << 16  # elements of a product that are computed at a time
 _SAMPLES = 1 << 13
+_OP_AND_COUNT = (1 << 40) - 1  # the bits of these in a word
 _PAIR = np.dtype([("index", "u4"), ("value", "f4")])
 
 
@@ -173,7 +175,7 @@ class Compressor:
         comm : Comm
             The communicator.
         arrays : list of numpy.ndarray
-            Each as x in `all_reduce`.
+            Each as x in `all_reduce`, in the same order on all ranks.
         op, async_op
             As in `all_reduce`.
 
@@ -185,7 +187,8 @@ class Compressor:
         Raises
         ------
         TypeError, ValueError, Error
-            As `all_reduce`.
+            As `all_reduce`. Arrays of other sizes, also in another order, raise Mismatch or ValueError on all
+            ranks, even if there are as many elements in total.
         """
         with refusing(comm, "all_reduce"):
             arrays = list(arrays)
@@ -210,7 +213,8 @@ class _Vector(Compressor):
     """The base class of formats that treat all arrays as one vector."""
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
-        count = sum(x.size for x in arrays)
+        sizes = [x.size for x in arrays]
+        count = sum(sizes)
         self._traffic["given"] += sum(x.nbytes for x in arrays)
         if count == 0:  # a call nevertheless: ranks that have elements raise Mismatch
             yield comm.all_reduce(np.empty(0, np.float32), op, async_op=True)
@@ -219,7 +223,7 @@ class _Vector(Compressor):
         with self._stages.borrow(room) as vector, self._stages.borrow(room if losses else 0) as lost:
             vector[count:] = 0
             _join(arrays, losses, vector)
-            yield from self._reduce(comm, op, count, vector, lost if losses else None)
+            yield from self._reduce(comm, op, sizes, vector, lost if losses else None)
             _part(vector, arrays)
             if losses:
                 _keep(losses, lost)
@@ -227,8 +231,11 @@ class _Vector(Compressor):
     def _count_with_padding(self, count: int, size: int) -> int:
         return count
 
-    def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
-        """Reduce vector over the ranks in place; set lost to what this rank's vector lost in compression."""
+    def _reduce(self, comm: Comm, op: _Op, sizes: list[int], vector: Floats, lost: Floats | None) -> _Steps:
+        """Reduce vector over the ranks in place; set lost to what this rank's vector lost in compression.
+
+        sizes: of the arrays in vector. Raise an error on all ranks if they or the op differ between ranks.
+        """
         raise NotImplementedError
 
 
@@ -238,7 +245,8 @@ class _Halves(_Vector):
     _dtype: str
     _wire: Literal["fp16", "bf16"]
 
-    def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
+    def _reduce(self, comm: Comm, op: _Op, sizes: list[int], vector: Floats, lost: Floats | None) -> _Steps:
+        count = len(vector)
         with self._stages.borrow(count, np.uint16) as halves:
             self._encode(vector, halves)
             if lost is not None:
@@ -248,7 +256,9 @@ class _Halves(_Vector):
             # Pass a Memory, for which the wire keeps no rounding errors. `without_feedback` cannot make it:
             # NumPy has no bfloat16.
             memory = shmring.Memory(halves.ctypes.data, count, self._dtype, owner=halves)
-            yield comm.all_reduce(memory, op, wire=self._wire, async_op=True)
+            yield from _checked(
+                comm, sizes, op, lambda: comm.all_reduce(memory, op, wire=self._wire, async_op=True)
+            )
             self._decode(halves, vector)
 
     def _encode(self, vector: Floats, halves: NDArray[np.uint16]) -> None:
@@ -330,20 +340,21 @@ class Int8(_Vector):
     def _count_with_padding(self, count: int, size: int) -> int:
         return -(-count // (_BLOCK * size)) * _BLOCK * size
 
-    def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
+    def _reduce(self, comm: Comm, op: _Op, sizes: list[int], vector: Floats, lost: Floats | None) -> _Steps:
+        word = _word_of(sizes, op)
         if self._random is None and self._seed is not None:
             self._random = np.random.default_rng([self._seed, comm.rank])
         length = len(vector) // comm.size  # length of a slice
         width = _packed_nbytes(length)
         borrow = self._stages.borrow
-        self._traffic["sent"] += _packed_nbytes(count)
+        self._traffic["sent"] += _packed_nbytes(sum(sizes))
         with (
             borrow(comm.size * width, np.uint8) as room,
             borrow(comm.size * width, np.uint8) as arrived_room,
             borrow(len(vector)) as scratch,
         ):
             packed, arrived = room.reshape(comm.size, width), arrived_room.reshape(comm.size, width)
-            self._pack(vector, packed, _word_of(count, op), scratch)
+            self._pack(vector, packed, word, scratch)
             if lost is not None:
                 _unpack(packed, lost)
                 np.subtract(vector, lost, out=lost)
@@ -354,7 +365,7 @@ class Int8(_Vector):
             for rank in range(comm.size):
                 _unpack(arrived[rank : rank + 1], one)
                 own += one
-            self._pack(own, packed[:1], _word_of(count, op), one)
+            self._pack(own, packed[:1], word, one)
             if lost is not None:
                 _unpack(packed[:1], one)
                 np.subtract(own, one, out=one)
@@ -432,7 +443,8 @@ class TopK(_Vector):
             raise ValueError(f"ratio is {ratio}; it must be above 0 and at most 1, as in 0.01")
         self._ratio = float(ratio)  # a number of NumPy would round the product with a large count
 
-    def _reduce(self, comm: Comm, op: _Op, count: int, vector: Floats, lost: Floats | None) -> _Steps:
+    def _reduce(self, comm: Comm, op: _Op, sizes: list[int], vector: Floats, lost: Floats | None) -> _Steps:
+        count = len(vector)
         if count > np.iinfo(_PAIR["index"]).max:
             raise ValueError(
                 f"{count} elements in a call are too many for 4 bytes of index; reduce them in parts"
@@ -442,10 +454,10 @@ class TopK(_Vector):
             self._stages.borrow(nsent + 1, _PAIR) as pairs,
             self._stages.borrow(comm.size * (nsent + 1), _PAIR) as everyones,
         ):
-            with self._stages.borrow(count) as sizes:
-                chosen = _largest(np.abs(vector, out=sizes), nsent)
+            with self._stages.borrow(count) as magnitudes:
+                chosen = _largest(np.abs(vector, out=magnitudes), nsent)
             pairs["index"][:nsent], pairs["value"][:nsent] = chosen, vector[chosen]
-            pairs[nsent:].view(np.uint64)[:] = _word_of(count, op)
+            pairs[nsent:].view(np.uint64)[:] = _word_of(sizes, op)
             if lost is not None:
                 np.copyto(lost, vector)
                 lost[chosen] = 0
@@ -547,7 +559,9 @@ class PowerSGD(Compressor):
             firsts = [self._first_factor(x) for x in arrays]
             for matrix, first, left in zip(matrices, firsts, lefts, strict=True):
                 np.matmul(matrix, first.T, out=left)
-            yield comm.reduce(without_feedback(all_left), async_op=True)
+            yield from _checked(
+                comm, shapes, op, lambda: comm.reduce(without_feedback(all_left), async_op=True)
+            )
             if comm.rank == 0:
                 for left in lefts:
                     left[:] = np.linalg.qr(left)[0]
@@ -664,16 +678,42 @@ def _check(arrays: Sequence[Gradient], op: _Op) -> None:
             raise TypeError(f"x is {x.dtype}; only float32 and float64 can be compressed")
 
 
-def _word_of(count: int, op: _Op) -> int:
-    """Encode the arguments that must be equal on all ranks, to be sent with the data."""
-    return count << 1 | (op == "avg")
+def _word_of(shapes: Sequence[int | tuple[int, int]], op: _Op) -> int:
+    """Encode the arguments that must be equal on all ranks, to be sent with the data.
+
+    Bit 0 has the op, bits 1 to 39 the number of elements, and bits 40 to 63 a checksum of the shapes.
+    """
+    count = sum(math.prod(shape) if isinstance(shape, tuple) else shape for shape in shapes)
+    return (zlib.crc32(repr(shapes).encode()) << 40 | count << 1 | (op == "avg")) & (1 << 64) - 1
 
 
 def _check_words(words: NDArray[np.uint64]) -> None:
     """Raise the same ValueError on all ranks unless all words are equal."""
-    if (words != words[0]).any():
-        shown = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in words.tolist())
-        raise agreed(ValueError(f"ranks gave different ops or numbers of elements: by rank {shown}"))
+    if (words == words[0]).all():
+        return
+    given = [word & _OP_AND_COUNT for word in words.tolist()]
+    if len(set(given)) == 1:
+        raise agreed(ValueError("ranks gave arrays of different sizes; give the same ones in the same order"))
+    shown = ", ".join(f"{'avg' if word & 1 else 'sum'} of {word >> 1}" for word in given)
+    raise agreed(ValueError(f"ranks gave different ops or numbers of elements: by rank {shown}"))
+
+
+def _checked(
+    comm: Comm, shapes: Sequence[int | tuple[int, int]], op: _Op, start: Callable[[], Work[Any]]
+) -> _Steps:
+    """Start a collective and yield it. It compares only totals, so compare the shapes of several arrays too.
+
+    Both collectives start before the first wait, so the larger one runs in the background from the start.
+    """
+    if len(shapes) == 1:
+        yield start()
+        return
+    words = np.empty((comm.size, 1), np.uint64)
+    exchange = comm.all_gather(np.array([_word_of(shapes, op)], np.uint64), out=words, async_op=True)
+    work = start()
+    yield exchange
+    yield work
+    _check_words(words.ravel())
 
 
 def _join(arrays: Sequence[Gradient], losses: Sequence[Floats] | None, vector: Floats) -> None:

@@ -465,6 +465,45 @@ def test_arrays_of_other_lengths_are_noticed(world_of, compressor):
     world_of(3)(unequal, compressor)
 
 
+# By rank: arrays of as many elements in total.
+SAME_TOTALS = {
+    "order": [[(30, 40), (50, 60)], [(50, 60), (30, 40)]],
+    "transposed": [[(30, 40), (40, 30)], [(40, 30), (30, 40)]],
+    "number": [[(20, 40), (20, 40)], [(40, 40)]],
+    "sizes": [[(20, 40), (20, 40)], [(10, 40), (30, 40)]],
+}
+
+
+def of_the_same_total(comm, compressor, what, way):
+    xs = [np.ones(shape, "f4") for shape in SAME_TOTALS[what][comm.rank]]
+    one = FORMATS[compressor]()
+
+    def reduce():
+        if way == "bucketer":
+            bucketer = shmring.Bucketer(comm, compressor=one)
+            for x in xs:
+                bucketer.add(x)
+            bucketer.wait()
+        else:
+            one.all_reduce_many(comm, xs)
+
+    with pytest.raises((shmring.Mismatch, ValueError)):
+        reduce()
+    assert all((x == 1).all() for x in xs)
+
+
+@pytest.mark.parametrize("way", ["all_reduce_many", "bucketer"])
+@pytest.mark.parametrize(
+    ("compressor", "what"),
+    [
+        *((name, what) for name in FORMATS for what in ("order", "number", "sizes") if name != "PowerSGD"),
+        *(("PowerSGD", what) for what in ("order", "transposed", "sizes")),
+    ],
+)
+def test_arrays_of_the_same_total_in_another_order_are_noticed(world_of, compressor, what, way):
+    world_of(2)(of_the_same_total, compressor, what, way)
+
+
 def wait_again(comm, kind):
     """Return the errors of three waits, the frames of the last two, and whether the array is freed."""
     gc.disable()
