@@ -240,10 +240,16 @@ class _Vector(Compressor):
 
 
 class _Halves(_Vector):
-    """The base class of 16-bit formats. The engine adds in float32 and rounds once, also between hosts."""
+    """The base class of 16-bit formats. The engine adds in float32.
+
+    The sum is rounded once on one host, between hosts of one rank each, and in calls of up to 16,384
+    elements. Otherwise each host also rounds the sum of its ranks: `wire="native"` would send that sum as
+    float32, without rounding but with twice the bytes.
+    """
 
     _dtype: str
     _wire: Literal["fp16", "bf16"]
+    _exponent: int  # its bits; all are set in an infinity and in a NaN
 
     def _reduce(self, comm: Comm, op: _Op, sizes: list[int], vector: Floats, lost: Floats | None) -> _Steps:
         count = len(vector)
@@ -259,7 +265,15 @@ class _Halves(_Vector):
             yield from _checked(
                 comm, sizes, op, lambda: comm.all_reduce(memory, op, wire=self._wire, async_op=True)
             )
+            # All ranks have the same bits, so all of them make the second call, or none.
+            if comm.size > comm.num_nodes > 1 and self._has_overflow(halves):
+                self._encode(vector, halves)
+                yield comm.all_reduce(memory, op, wire="native", async_op=True)
             self._decode(halves, vector)
+
+    def _has_overflow(self, halves: NDArray[np.uint16]) -> bool:
+        """Return whether a value is infinite or NaN. The sum of one host's ranks may have overflowed."""
+        return bool(np.bitwise_and(halves, self._exponent).max() == self._exponent)
 
     def _encode(self, vector: Floats, halves: NDArray[np.uint16]) -> None:
         raise NotImplementedError
@@ -271,10 +285,14 @@ class _Halves(_Vector):
 class FP16(_Halves):
     """Half precision: a significand of 11 bits, rounded to nearest even.
 
-    Values and sums of 65,520 and above become infinite, those up to 2**-25 (3e-8) become 0.
+    Values and results of 65,520 and above become infinite, those up to 2**-25 (3e-8) become 0.
+
+    On several hosts, some of which have several ranks, a call of more than 16,384 elements also rounds the
+    sum of each host's ranks. If a result is then infinite or NaN, all ranks repeat the call without that
+    rounding, with twice the bytes between hosts. So an average overflows only if it does on one host.
     """
 
-    _dtype, _wire = "float16", "fp16"
+    _dtype, _wire, _exponent = "float16", "fp16", 0x7C00
 
     def _encode(self, vector: Floats, halves: NDArray[np.uint16]) -> None:
         np.copyto(halves.view(np.float16), vector, casting="same_kind")
@@ -284,9 +302,12 @@ class FP16(_Halves):
 
 
 class BF16(_Halves):
-    """bfloat16: float32's range with a significand of 8 bits, rounded to nearest even."""
+    """bfloat16: float32's range with a significand of 8 bits, rounded to nearest even.
 
-    _dtype, _wire = "bfloat16", "bf16"
+    The sum of each host's ranks is rounded as in `FP16`.
+    """
+
+    _dtype, _wire, _exponent = "bfloat16", "bf16", 0x7F80
 
     def _encode(self, vector: Floats, halves: NDArray[np.uint16]) -> None:
         bits = vector.view(np.uint32)
@@ -610,7 +631,7 @@ class ErrorFeedback(Compressor):
 
     An array is identified by its memory, and its error is discarded when that memory is freed: keep gradients
     in the same arrays. An array over a bare buffer has no feedback, since Python does not report when the
-    buffer is freed. `FP16` and `BF16` also round the sum, on all ranks alike; that error is not fed back.
+    buffer is freed. `FP16` and `BF16` also round sums; that error is not fed back.
 
     Parameters
     ----------

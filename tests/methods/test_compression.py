@@ -105,6 +105,27 @@ def test_halves_are_added_in_float32_and_rounded_once(world_of, name):
         assert got.tobytes() == half(xs[0] + xs[1] + xs[2], name).tobytes()
 
 
+LARGE = 40_000  # elements: more than what is sent uncompressed between hosts
+
+
+def large_sums(comm, nodes):
+    """Return results of FP16 whose sums by host overflow."""
+    average, total, given = (np.full(LARGE, value, "f4") for value in (40_000, 40_000, 1))
+    if nodes[comm.rank] == 1:
+        total *= -1
+    given[comm.rank] = np.inf
+    FP16().all_reduce(comm, average)
+    FP16().all_reduce(comm, total, "sum")
+    FP16().all_reduce(comm, given)
+    return np.unique(average).tolist(), np.unique(total).tolist(), np.flatnonzero(np.isinf(given)).tolist()
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 0, 1)])
+def test_a_sum_of_one_host_that_overflows_does_no_harm(world_over_hosts, nodes):
+    for result in world_over_hosts(nodes)(large_sums, nodes):
+        assert result == ([40_000.0], [0.0], [0, 1, 2, 3])
+
+
 def largest_only(comm):
     x = np.zeros(1000, "f4")
     x[: comm.rank + 9] = 1 + np.arange(comm.rank + 9)
