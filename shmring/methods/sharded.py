@@ -183,9 +183,10 @@ class ShardedOptimizer:
                 f"is {wanted.dtype}{wanted.shape}; add them last parameter first"
             )
 
-    @one_call
     def step(self) -> None:
         """Update the weights by the gradients that were added, one for each parameter. Collective.
+
+        An exception in the middle, such as that of a signal handler, ends the communicator.
 
         Raises
         ------
@@ -197,6 +198,10 @@ class ShardedOptimizer:
         if self._missing:
             self._comm.refuse("all_gather" if self.stage == 2 else "all_reduce")
             raise ValueError(f"{self._missing} of {len(self.params)} gradients are missing: add() them first")
+        self._comm.run_steps(self._update, begun=True)
+
+    def _update(self) -> None:
+        """Execute `step`. In stage 2 it may begin no call before the update, so `step` runs it as begun."""
         if self.stage == 1:
             self._plans[0]()
         elif self._arrived % self._in_bucket:  # the last bucket: its rest is padding
@@ -297,9 +302,10 @@ class ShardedOptimizer:
         self._works[number % 2] = self._plans[number]()
 
     def _wait(self, buffer: int) -> None:
-        work, self._works[buffer] = self._works[buffer], None
+        work = self._works[buffer]
         if work is not None:
             work.wait()
+            self._works[buffer] = None
 
     def _own(self, begin: int, end: int) -> slice:
         """Return the slice of this rank's state for its part of a bucket."""

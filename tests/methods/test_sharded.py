@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from injections import Interrupt, injection_of
 from ranks import raised
 
 from shmring.methods.rules import apply, scratch_for
@@ -186,6 +187,42 @@ def test_a_saved_state_continues_with_the_same_bits(world_of):
 def test_a_saved_state_loads_on_another_number_of_ranks(world_of):
     _, (saved, params) = world_of(2)(train_and_save, 1, 3)
     world_of(3)(load_and_train, 2, saved, params, 0)  # asserts that it saves the same
+
+
+class RuleOnce(SGD):
+    """A rule whose first update on a rank raises after it has changed the weights."""
+
+    has_raised = False
+
+    def update(self, *arguments):
+        super().update(*arguments)
+        if not self.has_raised:
+            self.has_raised = True
+            raise Interrupt
+
+
+def step_again(comm, place):
+    """Interrupt rank 0's step, then repeat it. Rank 1 fills the last bucket only after the interrupt."""
+    own = comm.dup()
+    rule = RuleOnce(1.0) if place == "update" and comm.rank == 0 else SGD(1.0)
+    optimizer = ShardedOptimizer(own, [np.zeros(8)], rule, stage=2, op="sum", bucket_nbytes=64)
+    if comm.rank == 1:
+        if place == "wait":
+            comm.recv(np.empty(1), 0)
+        return raised(optimizer.add, np.ones(8)) or raised(optimizer.step)
+    optimizer.add(np.ones(8))
+    with pytest.raises(Interrupt):
+        injection_of("signal", 20 if place == "wait" else 0).run(optimizer.step)
+    if place == "wait":
+        comm.send(np.empty(1), 1)
+    return raised(optimizer.step)
+
+
+@pytest.mark.parametrize("place", ["wait", "update"])
+def test_a_step_that_is_interrupted_ends_the_communicator(world_of, place):
+    """The last bucket is full, so its reduction began in `add`: the step makes no call before the update."""
+    for error in world_of(2)(step_again, place):
+        assert error.startswith("Aborted"), error
 
 
 def killed_while(comm, stage):
