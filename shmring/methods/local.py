@@ -95,11 +95,11 @@ class GradientAccumulation(_Periodic):
         """The gradients that `add` reduced last: views in shared memory, which the next `add` overwrites."""
         return self._views
 
-    @one_call
     def add(self, gradients: Sequence[NDArray[Any]]) -> bool:
         """Add the gradients of a micro-batch. In every `every`-th call, reduce the sums and return True.
 
-        That call is collective; after it, update the weights by `gradients`.
+        That call is collective; after it, update the weights by `gradients`. An exception in the middle of a
+        call, such as that of a signal handler, ends the communicator.
 
         Parameters
         ----------
@@ -121,6 +121,10 @@ class GradientAccumulation(_Periodic):
         """
         with refusing(self._comm, "all_reduce"):
             check_alike(gradients, self._views, "gradients")
+        return self._comm.run_steps(self._add, gradients, begun=True)
+
+    def _add(self, gradients: Sequence[NDArray[Any]]) -> bool:
+        """Execute `add`. It changes the sums before its first call, so `add` runs it as begun."""
         first = self._steps % self.every == 0
         with np.errstate(all="ignore"):  # an error on one rank would leave the others waiting
             for total, part in zip(self._views, gradients, strict=True):
@@ -180,9 +184,10 @@ class LocalSGD(_Periodic):
             view[...] = param
         comm.broadcast(self._flat)
 
-    @one_call
     def step(self) -> bool:
         """Count a step. In every `every`-th call, which is collective, average the weights and return True.
+
+        An exception in the middle, such as that of a signal handler, ends the communicator.
 
         Returns
         -------
@@ -194,10 +199,14 @@ class LocalSGD(_Periodic):
         Error
             As `Comm.all_reduce`.
         """
+        return self._comm.run_steps(self._step, begun=True)
+
+    def _step(self) -> bool:
+        """Execute `step`. It counts the step before its first call, so `step` runs it as begun."""
         self._steps += 1
         if self._steps % self.every:
             return False
-        self.average()
+        self._reduce("avg")
         return True
 
     @one_call

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from injections import Interrupt
 from ranks import raised
 
 from shmring.methods.local import GradientAccumulation, LocalSGD
@@ -95,6 +96,46 @@ def test_ranks_learn_apart_and_take_the_mean(world_of, size, every):
         assert synchronisations == steps // every + 1
         assert [param.shape for param in last] == SHAPES
         assert all((param == values.mean()).all() for param in last)
+
+
+# ---- interrupts ---------------------------------------------------------------------------------------
+
+
+def raise_interrupt(*_, **__):
+    raise Interrupt
+
+
+def interrupt_an_add(comm):
+    """Interrupt rank 0 as it adds; return the error of the next call, which reduces on rank 1."""
+    own = comm.dup()
+    gradients = [np.ones(1, "f4"), np.ones(1, "f4")]
+    accumulation = GradientAccumulation(own, gradients, every=2)
+    accumulation.add(gradients)
+    if comm.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(np, "add", raise_interrupt)
+            with pytest.raises(Interrupt):
+                accumulation.add(gradients)
+    return raised(accumulation.add, gradients)
+
+
+def interrupt_a_step(comm):
+    """Interrupt rank 0 before it averages; return the error of the next call, which averages on rank 1."""
+    own = comm.dup()
+    local_sgd = LocalSGD(own, [np.zeros(1)], every=1)
+    if comm.rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_sgd, "_reduce", raise_interrupt)
+            with pytest.raises(Interrupt):
+                local_sgd.step()
+    return raised(local_sgd.step)
+
+
+@pytest.mark.parametrize("interrupt", [interrupt_an_add, interrupt_a_step])
+def test_an_interrupted_call_ends_the_communicator(world_of, interrupt):
+    """It cannot be repeated: it has changed sums or counts."""
+    for error in world_of(2)(interrupt):
+        assert str(error).startswith("Aborted"), error
 
 
 # ---- mixed precision ------------------------------------------------------------------------------------
