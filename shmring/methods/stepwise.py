@@ -258,10 +258,9 @@ class Stepwise:
         call = zlib.crc32(f"{algorithm} {op} {x.dtype} {x.size} {self._chunk_nbytes}".encode()) >> 1
         chunk = max(1, self._chunk_nbytes // x.itemsize)
         steps = _SCHEDULES[algorithm](self._comm.rank, self._comm.size, flat, chunk)
+        divisor = self._comm.size if op == "avg" else 1
         with np.errstate(all="ignore"):
-            self._comm.run_steps(self._carry_out, steps, FOLDS[op], call, begun=True)
-            if op == "avg":
-                np.divide(flat, self._comm.size, out=flat)
+            self._comm.run_steps(self._carry_out, steps, FOLDS[op], call, flat, divisor, begun=True)
 
     def close(self) -> None:
         """Close this object's communicator. Local."""
@@ -275,11 +274,14 @@ class Stepwise:
     ) -> None:
         self.close()
 
-    def _carry_out(self, steps: _Schedule, fold: Callable[..., Any], call: int) -> None:
-        """Execute the steps. A step's receives are posted before the previous step's are awaited.
+    def _carry_out(
+        self, steps: _Schedule, fold: Callable[..., Any], call: int, flat: _Array, divisor: int
+    ) -> None:
+        """Execute the steps, then divide.
 
-        So a result may arrive in a part that is being sent. That is safe: the result is computed from the
-        part, hence the part has arrived by then.
+        A step's receives are posted before the previous step's are awaited. So a result may arrive
+        in a part that is being sent. That is safe: the result is computed from the part, hence the part has
+        arrived by then.
         """
         sending: list[shmring.Transfer] = []
         arriving: list[_Arriving] = []
@@ -291,6 +293,8 @@ class Stepwise:
             arriving, sends = following, step.sends
         for transfer in sending:
             transfer.wait()
+        if divisor > 1:
+            np.divide(flat, divisor, out=flat)
 
     def _begin(self, receives: list[_Receive], turn: int) -> list[_Arriving]:
         need = sum(each.part.nbytes for each in receives if each.folds)

@@ -9,7 +9,8 @@ import signal
 import numpy as np
 import pytest
 from combinations import first
-from ranks import Died, Ranks
+from injections import Interrupt
+from ranks import Died, Ranks, raised
 
 import shmring
 from shmring import model
@@ -150,6 +151,29 @@ def test_calls_that_differ_are_reported(world_of, algorithm, x, op):
     outcomes = world_of(2).outcomes(call, x, op, algorithm)
     assert any("do not make the same call" in str(each) for each in outcomes), outcomes
     assert all(isinstance(each, shmring.Error) for each in outcomes), outcomes
+
+
+def divide_interrupted(comm):
+    """Interrupt rank 0's avg while it divides; return the error of the next call."""
+    x = np.full(3, comm.rank + 1.0)
+    with Stepwise(comm) as steps:
+        if comm.rank == 0:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(np, "divide", raise_interrupt)
+                with pytest.raises(Interrupt):
+                    steps.all_reduce(x, "avg", algorithm="ring")
+        else:
+            raised(steps.all_reduce, x, "avg", algorithm="ring")  # Aborted, unless it was done before
+        return raised(steps.all_reduce, x, "avg", algorithm="ring")
+
+
+def raise_interrupt(*_, **__):
+    raise Interrupt
+
+
+def test_an_interrupt_while_it_divides_ends_it_for_all(world_of):
+    for error in world_of(2)(divide_interrupted):
+        assert error.startswith("Aborted"), error
 
 
 def go_on_until_one_dies(comm, algorithm, victim):
