@@ -480,19 +480,29 @@ class _Serving:
 
     def _take_in_step(self) -> None:
         """Receive one message of every worker, in rank order; sum the gradients, then apply the sum."""
-        pushed = False
+        first: tuple[int, int] | None = None  # the first worker that has not left, and its tag
         for worker in tuple(self._steps):
             tag = self._comm.probe(worker, timeout=_FOREVER_S).tag
+            if first is not None and tag not in (_LEAVE, first[1]):
+                self._refuse_round((first, (worker, tag)))
             if tag != _PUSH:
                 self._take(worker, tag)
-                continue
-            self._receive(self._inbox if pushed else self._sum, worker)
-            if pushed:
+            elif first is None:
+                self._receive(self._sum, worker)
+            else:
+                self._receive(self._inbox, worker)
                 np.add(self._sum, self._inbox, out=self._sum)
-            pushed = True
-        if pushed:
+            if first is None and tag != _LEAVE:
+                first = worker, tag
+        if first is not None and first[1] == _PUSH:
             self._own.apply(self._sum)
         self._let_go_on()
+
+    def _refuse_round(self, given: Iterable[tuple[int, int]]) -> None:
+        """Abort: a worker pushes while another one pulls, so their steps are no longer the same."""
+        shown = ", ".join(f"worker {worker} {'pushes' if tag == _PUSH else 'pulls'}" for worker, tag in given)
+        self._comm.abort(f"the workers' calls do not match: {shown}; with staleness=0 they must")
+        self._comm.iprobe()  # raises it
 
     def _take(self, worker: int, tag: int) -> None:
         if tag == _PUSH:

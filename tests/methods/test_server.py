@@ -238,6 +238,23 @@ def test_a_leaving_rank_is_not_waited_for(world_of, servers):
     assert world_of(4)(leave_early, servers)[3] == -18
 
 
+def pull_once_more(comm):
+    weights = np.zeros(10, "f4")
+    with ParameterServer(comm, weights, SGD(1), servers=[0]) as server:
+        if server.serves:
+            return server.serve()
+        if comm.rank == 2:
+            server.pull(weights)
+        server.step(np.ones(10, "f4"), weights)
+        return server.step(np.ones(10, "f4"), weights)
+
+
+def test_synchronous_workers_that_make_different_calls_are_named(world_of):
+    text = "the workers' calls do not match: worker 1 pushes, worker 2 pulls"
+    for error in assert_all(world_of(4).outcomes(pull_once_more), shmring.Aborted):
+        assert text in str(error)
+
+
 # ---- ends -------------------------------------------------------------------------------------------------
 
 
