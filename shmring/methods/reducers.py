@@ -118,7 +118,7 @@ class ReductionServers:
     def all_reduce(self, x: _Array, op: shmring.Op | str = "sum") -> None:
         """Combine the workers' x elementwise, in place, with the same bits on all. Collective over workers.
 
-        Ranks are folded in rank order within a host, then hosts are folded.
+        Ranks are folded in rank order within a host, then hosts in the order of their first workers.
 
         Parameters
         ----------
@@ -352,14 +352,22 @@ class ReductionServers:
         self, op: str, parts: _Array, owners: list[int], arriving: list[shmring.Transfer]
     ) -> list[shmring.Transfer]:
         result = parts[0]
+        fold = _multiply if op == "prod" and result.dtype.kind == "c" else FOLDS[op]
         arriving[0].wait()
         for part, transfer in zip(parts[1:], arriving[1:], strict=True):
             transfer.wait()
-            FOLDS[op](result, part, out=result)
+            fold(result, part, out=result)
         if op == "avg":
             numbers = result.view(result.real.dtype)  # a complex division would round otherwise
             np.divide(numbers, sum(map(len, self._hosts)), out=numbers)
         return [self._comm.isend(result, owner) for owner in owners]
+
+
+def _multiply(a: _Array, b: _Array, out: _Array) -> None:
+    """Multiply complex numbers with the roundings of the engine. NumPy fuses operations."""
+    real = a.real * b.real - a.imag * b.imag
+    imag = a.real * b.imag + a.imag * b.real
+    out.real, out.imag = real, imag
 
 
 def _wait(transfers: Iterable[shmring.Transfer]) -> None:
@@ -383,9 +391,12 @@ def _check(reducers: tuple[int, ...], size: int, chunk_nbytes: int, depth: int) 
 
 
 def _workers_by_host(nodes: list[int], reducers: tuple[int, ...]) -> list[list[int]]:
-    workers = [rank for rank in range(len(nodes)) if rank not in reducers]
-    nodes_of_workers = sorted({nodes[rank] for rank in workers})
-    return [[rank for rank in workers if nodes[rank] == node] for node in nodes_of_workers]
+    """Return the workers of each host. Hosts are in the order of their first workers, as in all_reduce."""
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        if rank not in reducers:
+            by_node.setdefault(node, []).append(rank)
+    return list(by_node.values())
 
 
 def _call_text(call: _Array) -> str:

@@ -26,6 +26,7 @@ LAYOUTS = {  # the host of each rank, and the reducers
     "hosts of 2 and 1, reducer first": ([9, 0, 0, 1], [0]),
     "hosts of 2 and 2, reducers on them": ([0, 0, 0, 1, 1, 1], [2, 3]),
     "1 host": ([0, 0, 0], [1]),
+    "3 hosts, the first one's worker is last": ([0, 1, 2, 0], [0]),
 }
 COUNTS = (0, 1, 5, 999, 4096, 50_001)
 TINY = {"chunk_nbytes": 4096, "depth": 2}
@@ -52,6 +53,8 @@ def reduce_beside_the_plain_one(comm, reducers, how):
             ("complex64", "sum"),
             ("complex64", "avg"),
             ("complex128", "avg"),
+            ("complex64", "prod"),
+            ("complex128", "prod"),
             ("int32", "min"),
         ):
             for count in COUNTS:
@@ -68,7 +71,7 @@ def reduce_beside_the_plain_one(comm, reducers, how):
 def test_the_bits_are_those_of_all_reduce(world_over_hosts, layout, how):
     nodes, reducers = LAYOUTS[layout]
     calls = world_over_hosts(nodes)(reduce_beside_the_plain_one, reducers, how)
-    assert calls == [8 * len(COUNTS)] * len(nodes)
+    assert calls == [10 * len(COUNTS)] * len(nodes)
 
 
 class Counting:
