@@ -137,7 +137,8 @@ class GradientAccumulation(_Periodic):
                 return False
             self._reduce(self._op)
             if self._op == "avg" and self.every > 1:
-                np.divide(self._flat, self.every, out=self._flat)
+                wide = np.promote_types(self._flat.dtype, np.float32)  # a float16 is at most 65504
+                np.divide(self._flat, self.every, out=self._flat, dtype=wide, casting="same_kind")
         return True
 
 

@@ -116,8 +116,9 @@ class LossScaler:
         Error
             As `Comm.all_reduce`.
         """
-        into = gradients if out is None else out
         with refusing(self._comm, "all_reduce"):
+            gradients = list(gradients)  # it may be a generator, but is used several times
+            into = gradients if out is None else list(out)
             _check_into(gradients, into)
         self._overflow[...] = not all(map(_is_finite, gradients))
         self._agree()

@@ -66,6 +66,20 @@ def test_sums_are_in_order_of_micro_batches_and_then_of_ranks(world_of, dtype):
         assert (rounds[1][index] == mean / np.array(4, dtype)).all()
 
 
+def accumulate_often(comm, every):
+    accumulation = GradientAccumulation(comm, [np.empty(1, "f2")], every)
+    gradient = np.array([0], "f2")
+    for _ in range(every - 1):
+        accumulation.add([gradient])
+    gradient[0] = 30_000
+    return accumulation.add([gradient]), accumulation.gradients[0].item()
+
+
+def test_a_number_of_micro_batches_may_be_larger_than_any_float16(world_of):
+    every = 66_000
+    assert world_of(1)(accumulate_often, every) == [(True, np.float16(30_000 / every).item())]
+
+
 def local(comm, every, steps):
     """Add whole numbers on each rank; return the values after each step."""
     start = [np.full(shape, comm.rank, "f8") for shape in SHAPES]
@@ -175,6 +189,19 @@ def complex_scaled(comm, bad):
 def test_all_skip_where_an_imaginary_part_overflows(world_of):
     for bad in 1, np.inf, np.nan:
         assert world_of(2)(complex_scaled, bad) == [bad == 1] * 2
+
+
+def scaled_from_generators(comm):
+    """Return whether a good and a bad step count, with the arrays of the good one."""
+    scaler, good = LossScaler(comm, scale=4.0), [np.full(2, 8.0, "f4") for _ in range(2)]
+    bad = [np.ones(2, "f4"), np.full(2, np.inf, "f4")]
+    out = [np.zeros(2, "f4") for _ in range(2)]
+    counted = scaler.unscale(each for each in good), scaler.unscale((each for each in good), iter(out))
+    return counted, scaler.unscale(each for each in bad), [each[0].item() for each in (*good, *out)]
+
+
+def test_gradients_may_come_from_a_generator(world_of):
+    assert world_of(2)(scaled_from_generators) == [((True, True), False, [2.0, 2.0, 0.5, 0.5])] * 2
 
 
 def at_the_limits(comm, dtype, growth, backoff):
