@@ -97,6 +97,7 @@ class ReductionServers:
             raise agreed(error) from None
         self._hosts = _workers_by_host([node for node, _ in places], self.reducers)
         self._chunk_nbytes, self._depth = chunk_nbytes, max(depth, len(self.reducers))
+        self._is_closed = False
         self._comm = comm.dup()
         try:
             # A split of comm: the rank at which it fails ends comm, and no other rank gives its own reason.
@@ -221,11 +222,15 @@ class ReductionServers:
     def close(self) -> None:
         """Close this object's communicators. The workers' `close` ends `serve`. No call may be in progress.
 
+        A second close does nothing.
+
         Raises
         ------
         Error
             As `Comm.send`.
         """
+        if self._is_closed:
+            return
         try:
             if self._here is not None:
                 self._announce([_END, 0, 0, 0])
@@ -233,6 +238,7 @@ class ReductionServers:
             if self._here is not None:
                 self._here.close()
             self._comm.close()
+            self._is_closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -110,7 +110,7 @@ class ParameterServer:
             raise agreed(ValueError("the ranks give different servers or staleness; give all the same"))
         slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
         self._comm = comm
-        self._has_left = False
+        self._has_left = self._is_closed = False
         self._serving: _Serving | None = None
         self._way: _Collective | _OneSided | _Remote
         if dedicated:
@@ -229,7 +229,7 @@ class ParameterServer:
         self._has_left = True
 
     def close(self) -> None:
-        """Leave, and block until all ranks have left. Collective.
+        """Leave, and block until all ranks have left. Collective. A second close does nothing.
 
         Raises
         ------
@@ -237,9 +237,10 @@ class ParameterServer:
             See `ParameterServer`.
         """
         self.leave()
-        if not isinstance(self._way, _Collective):
+        if not isinstance(self._way, _Collective) and not self._is_closed:
             self._comm.barrier(timeout=_FOREVER_S)
             self._comm.close()
+        self._is_closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -110,6 +110,17 @@ def test_each_host_sends_a_message_once_and_each_reducer_its_share_for_all(world
     assert sent[4:].tolist() == [3 * 4 * count // 2] * 2
 
 
+def close_twice(comm):
+    with ReductionServers(comm, [0]) as servers:
+        if servers.is_reducer:
+            servers.serve()
+    servers.close()
+
+
+def test_a_second_close_does_nothing(world_of):
+    world_of(3)(close_twice)
+
+
 # --- errors ---
 
 

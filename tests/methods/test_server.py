@@ -12,7 +12,7 @@ import types
 import numpy as np
 import pytest
 from combinations import each_value, first
-from ranks import Died, Ranks, until_there
+from ranks import Died, Ranks, raised, until_there
 from waiting import wait_until
 
 import shmring
@@ -253,6 +253,21 @@ def test_synchronous_workers_that_make_different_calls_are_named(world_of):
     text = "the workers' calls do not match: worker 1 pushes, worker 2 pulls"
     for error in assert_all(world_of(4).outcomes(pull_once_more), shmring.Aborted):
         assert text in str(error)
+
+
+def close_twice(comm, servers, staleness):
+    with ParameterServer(comm, np.zeros(3), SGD(1), servers=servers, staleness=staleness) as server:
+        if server.serves:
+            server.serve()
+    server.close()
+    server.leave()
+    return raised(server.push, np.ones(3))
+
+
+@pytest.mark.parametrize(("servers", "staleness"), [(1, 0), (1, 1), ([0], 0), ([0], 1)], ids=str)
+def test_a_second_close_does_nothing(world_of, servers, staleness):
+    *_, error = world_of(2)(close_twice, servers, staleness)
+    assert error.startswith("ValueError: this worker has left")
 
 
 # ---- ends -------------------------------------------------------------------------------------------------
