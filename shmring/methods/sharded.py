@@ -165,9 +165,9 @@ class ShardedOptimizer:
         if self.gradients is not None:
             if gradient is not self.gradients[index]:
                 self.gradients[index][...] = gradient
+            self._missing = index
         else:
-            self._comm.run_steps(self._scatter, gradient.reshape(-1), begun=True)
-        self._missing = index
+            self._comm.run_steps(self._scatter, gradient.reshape(-1), index, begun=True)
 
     def _check_next(self, gradient: NDArray[Any], index: int) -> None:
         if index < 0:
@@ -286,7 +286,7 @@ class ShardedOptimizer:
         padding = 0, self._flat.size - self._count
         return [np.pad(each.astype(self._scratch.dtype), padding) for each in state]
 
-    def _scatter(self, gradient: NDArray[Any]) -> None:
+    def _scatter(self, gradient: NDArray[Any], index: int) -> None:
         while gradient.size:
             number, inside = divmod(self._arrived, self._in_bucket)
             if inside == 0:
@@ -297,6 +297,7 @@ class ShardedOptimizer:
             if self._arrived % self._in_bucket == 0:
                 self._begin(number)
             gradient = gradient[piece.size :]
+        self._missing = index
 
     def _begin(self, number: int) -> None:
         self._works[number % 2] = self._plans[number]()

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from injections import Interrupt, injection_of
+from injections import Interrupt, ReturningInterrupted, injection_of
 from ranks import raised
 
 from shmring.methods.rules import apply, scratch_for
@@ -223,6 +223,21 @@ def test_a_step_that_is_interrupted_ends_the_communicator(world_of, place):
     """The last bucket is full, so its reduction began in `add`: the step makes no call before the update."""
     for error in world_of(2)(step_again, place):
         assert error.startswith("Aborted"), error
+
+
+def add_again(comm):
+    """Interrupt each rank's add as it returns, and repeat it."""
+    shapes = [(3,), (2, 2)]
+    optimizer = ShardedOptimizer(comm, [np.zeros(shape) for shape in shapes], SGD(1.0), stage=2)
+    optimizer._comm = ReturningInterrupted(comm)
+    with pytest.raises(Interrupt):
+        optimizer.add(np.ones(shapes[1]))
+    optimizer._comm = comm
+    return raised(optimizer.add, np.ones(shapes[1]))
+
+
+def test_a_gradient_is_not_added_twice(world_of):
+    assert "the next parameter, 0" in world_of(1)(add_again)[0]
 
 
 def killed_while(comm, stage):

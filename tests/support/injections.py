@@ -75,6 +75,20 @@ def place_of(frame):
     return f"{short}:{frame.f_lineno} {frame.f_code.co_qualname}"
 
 
+class ReturningInterrupted:
+    """A communicator whose run_steps raises Interrupt as it returns, as a signal handler may."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def run_steps(self, *arguments, **keywords):
+        self._comm.run_steps(*arguments, **keywords)
+        raise Interrupt
+
+
 # ---- where the interpreter checks for signals --------------------------------------------------------------
 
 
