@@ -93,6 +93,8 @@ class Bucketer:
     def add(self, array: Any) -> None:
         """Add an array to the bucket. Begin to reduce the bucket if it is full.
 
+        An exception in the middle, such as that of a signal handler, ends the communicator.
+
         Parameters
         ----------
         array : array
@@ -104,15 +106,7 @@ class Bucketer:
             As `Comm.all_reduce_many`, when it begins to reduce the bucket, for any array in it. None of the
             bucket's arrays is then reduced.
         """
-        nbytes = _nbytes_of(array)
-        if self._idle_since_s is not None:
-            self._waited_s += time.monotonic() - self._idle_since_s
-            self._arrived_nbytes += nbytes
-        self._bucket.append(array)
-        self._filled_nbytes += nbytes
-        if self._filled_nbytes >= self._full_nbytes:
-            self._comm.run_steps(self._reduce_bucket, begun=True)
-        self._idle_since_s = time.monotonic()
+        self._comm.run_steps(self._add, array, _nbytes_of(array), begun=True)
 
     def flush(self) -> None:
         """Collective: begin to reduce the arrays in the bucket, full or not.
@@ -138,6 +132,17 @@ class Bucketer:
         while self._works:  # each stays until it is finished, so `wait` can be called again after Ctrl-C
             self._works[0].wait()
             del self._works[0]
+
+    def _add(self, array: Any, nbytes: int) -> None:
+        """Execute `add`. An exception must end the communicator: the bucket may have an array not counted."""
+        if self._idle_since_s is not None:
+            self._waited_s += time.monotonic() - self._idle_since_s
+            self._arrived_nbytes += nbytes
+        self._bucket.append(array)
+        self._filled_nbytes += nbytes
+        if self._filled_nbytes >= self._full_nbytes:
+            self._reduce_bucket()
+        self._idle_since_s = time.monotonic()
 
     def _reduce_bucket(self) -> None:
         """Begin to reduce the bucket. An exception must end the communicator: other ranks reduce it."""

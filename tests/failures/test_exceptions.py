@@ -518,3 +518,26 @@ def lose_a_bucket(comm):
 
 def test_an_exception_in_a_bucket_ends_the_communicator(world_of):
     assert_all(world_of(2).outcomes(lose_a_bucket), shmring.Aborted)
+
+
+class InterruptedList(list):
+    def append(self, item):
+        super().append(item)
+        raise KeyboardInterrupt
+
+
+def lose_a_count(comm):
+    """Rank 1 raises when the bucket has an array that is not counted: its next bucket would have one more."""
+    buckets = shmring.Bucketer(comm, nbytes=16000, op="sum")
+    if comm.rank == 1:
+        buckets._bucket = InterruptedList()
+        with pytest.raises(KeyboardInterrupt):
+            buckets.add(np.ones(1000))
+        buckets._bucket = list(buckets._bucket)
+    for _ in range(2):
+        buckets.add(np.ones(1000))
+    buckets.wait()
+
+
+def test_an_exception_before_an_array_is_counted_ends_the_communicator(world_of):
+    assert_all(world_of(2).outcomes(lose_a_count), shmring.Aborted)
