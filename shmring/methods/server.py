@@ -224,9 +224,10 @@ class ParameterServer:
         Error
             See `ParameterServer`.
         """
-        if self._serving is None and not self._has_left and not isinstance(self._way, _Collective):
-            self._run(self._way.leave)
-        self._has_left = True
+        if self._serving is not None or isinstance(self._way, _Collective):
+            self._has_left = True
+        elif not self._has_left:
+            self._run(self._leave, self._way)
 
     def close(self) -> None:
         """Leave, and block until all ranks have left. Collective. A second close does nothing.
@@ -253,7 +254,12 @@ class ParameterServer:
             return
         abort_after(self._comm, error, f"rank {self._comm.rank} left with {type(error).__name__}: {error}")
 
-    def _run(self, function: Callable[..., None], *arguments: NDArray[Any]) -> None:
+    def _leave(self, way: _OneSided | _Remote) -> None:
+        """Execute `leave`. An exception must end the communicator: a worker must not leave twice."""
+        way.leave()
+        self._has_left = True
+
+    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Run a method of `_way` as one call, so that an exception in the middle ends the communicator.
 
         Other ranks may wait for the rest of the call. Messages and one-sided access are no collectives, so

@@ -12,6 +12,7 @@ import types
 import numpy as np
 import pytest
 from combinations import each_value, first
+from injections import Interrupt, ReturningInterrupted
 from ranks import Died, Ranks, raised, until_there
 from waiting import wait_until
 
@@ -332,6 +333,21 @@ def test_a_push_that_is_interrupted_ends_it_for_all(world_of, staleness):
     _, waiting = world_of(2).outcomes(interrupt_a_push, staleness)
     assert isinstance(waiting, shmring.Aborted), waiting
     assert "rank 0 gave up: Interrupted" in str(waiting)
+
+
+def leave_again(comm):
+    """Interrupt leave as it returns, and repeat it. Return how many steps the worker is ahead then."""
+    with ParameterServer(comm, np.zeros(3), SGD(1), staleness=1) as server:
+        server._comm = ReturningInterrupted(own := server._comm)
+        with pytest.raises(Interrupt):
+            server.leave()
+        server._comm = own
+        server.leave()
+        return int(server._way._pace._steps[comm.rank])
+
+
+def test_a_worker_does_not_leave_twice(world_of):
+    assert world_of(1)(leave_again) == [module._GONE]
 
 
 def leave_with_an_error(comm, servers, staleness, kind):
