@@ -9,6 +9,7 @@ import contextlib
 import functools
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
-    *("FOLDS", "abort_after", "agree", "check_alike", "check_arrays", "check_folded", "check_in_place"),
-    *("check_op", "check_rule", "dtype_of", "one_call", "one_call_to_make", "parts", "views"),
-    "without_feedback",
+    *("FOLDS", "abort_after", "agree", "agree_on_shapes", "check_alike", "check_arrays", "check_folded"),
+    *("check_in_place", "check_op", "check_rule", "dtype_of", "one_call", "one_call_to_make", "parts"),
+    *("views", "without_feedback"),
 ]
 
 _MARKED_S = 0.2  # Busy CPUs may interrupt the end of a process for as long.
@@ -419,6 +420,42 @@ def agree(comm: Comm, **given: float) -> None:
         if len(set(by_rank)) > 1:
             shown = ", ".join(repr(value).removesuffix(".0") for value in by_rank)
             raise agreed(ValueError(f"{name} is {shown} by rank; it must be the same on all"))
+
+
+def agree_on_shapes(comm: Comm, arrays: Sequence[NDArray[Any]]) -> None:
+    """Raise the same ValueError on all ranks if the shapes or dtypes of their arrays differ. Collective.
+
+    Lists of the same length in all, but in another order, would be reduced as if they were in one order.
+
+    Parameters
+    ----------
+    comm : Comm
+        The communicator.
+    arrays : list of numpy.ndarray
+        Their values are not read.
+
+    Raises
+    ------
+    ValueError
+        It names the ranks whose list differs from rank 0's.
+    Error
+        As `Comm.all_gather`.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import agree_on_shapes
+    >>> agree_on_shapes(comm, [np.zeros(2), np.zeros((3, 4))])
+    """
+    described = repr([(each.shape, each.dtype.str) for each in arrays])
+    first, *others = comm.all_gather(np.array([zlib.crc32(described.encode())])).ravel().tolist()
+    unlike = [rank for rank, checksum in enumerate(others, 1) if checksum != first]
+    if unlike:
+        raise agreed(
+            ValueError(
+                f"the shapes or dtypes of the arrays, or their order, on ranks {unlike} differ from those on "
+                "rank 0; they must be the same on all"
+            )
+        )
 
 
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._arguments import integer, refusing
-from .flat import agree, check_alike, check_op, dtype_of, one_call, one_call_to_make, views
+from .flat import agree, agree_on_shapes, check_alike, check_op, dtype_of, one_call, one_call_to_make, views
 
 if TYPE_CHECKING:
     from shmring import Comm
@@ -32,6 +32,7 @@ class _Periodic:
             if every < 1:
                 raise ValueError(f"every is {every}; it must be 1 step or more")
         agree(comm, every=every)
+        agree_on_shapes(comm, like)
         self.every = every
         self.synchronisations = 0
         self._comm = comm
@@ -69,7 +70,8 @@ class GradientAccumulation(_Periodic):
     Raises
     ------
     TypeError, ValueError
-        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if `every` differs.
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if `every` or the
+        shapes differ.
     Error
         As `Comm.all_gather`.
 
@@ -162,7 +164,8 @@ class LocalSGD(_Periodic):
     Raises
     ------
     TypeError, ValueError
-        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if `every` differs.
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if `every` or the
+        shapes differ.
     Error
         As `Comm.broadcast`.
 

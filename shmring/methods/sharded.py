@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._arguments import integer, refusing
-from .flat import check_arrays, check_op, check_rule, dtype_of, one_call, one_call_to_make, views
+from .flat import (
+    agree_on_shapes,
+    check_arrays,
+    check_op,
+    check_rule,
+    dtype_of,
+    one_call,
+    one_call_to_make,
+    views,
+)
 from .rules import SGD, Adam, Rule, apply, scratch_for
 
 if TYPE_CHECKING:
@@ -60,7 +69,7 @@ class ShardedOptimizer:
     Raises
     ------
     TypeError, ValueError
-        For a wrong argument of this rank. The other ranks get `Mismatch`.
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if shapes differ.
     Error
         As `Comm.zeros`.
 
@@ -86,9 +95,10 @@ class ShardedOptimizer:
         op: str = "avg",
         bucket_nbytes: int = 1 << 20,
     ) -> None:
-        with refusing(comm, "broadcast"):
+        with refusing(comm, "all_gather"):
             bucket_nbytes = integer("bucket_nbytes", bucket_nbytes)
             dtype = _checked(params, rule, stage, op, bucket_nbytes)
+        agree_on_shapes(comm, params)
         self._comm, self.rule, self.stage = comm, rule, stage
         self.steps = 0
         self._count = sum(param.size for param in params)

@@ -7,6 +7,7 @@ from ranks import raised
 
 from shmring.methods.local import GradientAccumulation, LocalSGD
 from shmring.methods.precision import LossScaler, MasterWeights
+from shmring.methods.sharded import SGD, ShardedOptimizer
 from shmring.methods.sparse import all_reduce_pairs
 
 SHAPES = [(3, 4), (), (0,), (1000,)]
@@ -325,6 +326,23 @@ def unlike(comm):
     ]
     comm.barrier()
     return found
+
+
+def give_another_order(comm, make):
+    arrays = [np.zeros(2), np.zeros(4)][:: -1 if comm.rank == 2 else 1]
+    error = raised(make, comm, arrays, SGD(1) if make is ShardedOptimizer else 1)
+    comm.barrier()
+    return error
+
+
+@pytest.mark.parametrize(
+    "make", [LocalSGD, GradientAccumulation, ShardedOptimizer], ids=lambda each: each.__name__
+)
+def test_arrays_in_another_order_are_refused_by_all(world_of, make):
+    for error in world_of(3)(give_another_order, make):
+        assert error.startswith(
+            "ValueError: the shapes or dtypes of the arrays, or their order, on ranks [2]"
+        )
 
 
 def test_values_that_must_be_equal_are_compared(world_of):
