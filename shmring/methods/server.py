@@ -71,8 +71,8 @@ class ParameterServer:
     Raises
     ------
     TypeError, ValueError
-        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if servers or
-        staleness differ, or if asynchronous workers are on several hosts without a list of servers.
+        For a wrong argument of this rank; the other ranks get `Mismatch`. On all ranks, if servers,
+        staleness or shapes differ, or if asynchronous workers are on several hosts without a list of servers.
     Error
         As `Comm.broadcast`.
 
@@ -105,9 +105,9 @@ class ParameterServer:
         self.shape, self.dtype = params.shape, params.dtype
         begin = params.reshape(-1).copy()
         comm.broadcast(begin)
-        given = comm.all_gather_object((ranks, dedicated, staleness))
+        given = comm.all_gather_object((ranks, dedicated, staleness, params.shape))
         if any(each != given[0] for each in given):
-            raise agreed(ValueError("the ranks give different servers or staleness; give all the same"))
+            raise agreed(ValueError("the ranks give different servers, staleness or shapes; give the same"))
         slices = dict(zip(ranks, _split(begin.size, len(ranks)), strict=True))
         self._comm = comm
         self._has_left = self._is_closed = False

@@ -485,12 +485,13 @@ OTHERS = {
     "servers": lambda rank: {"servers": [rank]},
     "kind": lambda rank: {"servers": [0] if rank else 1},
     "staleness": lambda rank: {"servers": [0], "staleness": rank},
+    "shape": lambda rank: {"params": np.zeros((2, 3) if rank else (3, 2))},
 }
 
 
 def give_others(comm, what):
-    with pytest.raises(ValueError, match="different servers or staleness"):
-        ParameterServer(comm, np.zeros(3), SGD(1), **OTHERS[what](comm.rank))
+    with pytest.raises(ValueError, match="different servers, staleness or shapes"):
+        ParameterServer(comm, **{"params": np.zeros(3), "rule": SGD(1), **OTHERS[what](comm.rank)})
     comm.barrier()
 
 
