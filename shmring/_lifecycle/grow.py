@@ -1,9 +1,9 @@
 """Make a new communicator of the ranks of one, and of new ranks.
 
 Rank 0 makes a world for all of them and passes it to the new ranks. All then join it as any world, so the new
-ranks need nothing but `init`. The old communicator stays open until all have met: through it the old ranks see
-a death at once, and agree whether all have met (membership). If not, they go on with it, or shrink it. The new
-ranks learn the result in a barrier of the larger communicator.
+ranks need nothing but `init`. The old communicator stays open until all have met: through it the old ranks
+see a death at once, and agree whether all have met. If not, they go on with it, or shrink it. The new ranks
+learn the result in a barrier of the larger communicator.
 """
 
 from __future__ import annotations
