@@ -82,7 +82,7 @@ def number_hosts(identities: Sequence[str]) -> list[int]:
 
 
 def number_machines(identities: Sequence[str]) -> list[int]:
-    """Return the machine of every rank, numbered as in `number`."""
+    """Return the machine of every rank, numbered as in `number_hosts`."""
     return number_hosts([identity[:_MACHINE_CHARACTERS] for identity in identities])
 
 

@@ -355,7 +355,7 @@ cdef class Comm(Messages):
     # -- arrays that all ranks map --
 
     def empty(self, shape, dtype="float64", *, timeout=None):
-        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy nothing.
+        """Collective: return an array in memory that every rank of the host maps, so collectives need not copy it.
 
         Each rank gets an array of its own. The memory is freed when the last reference to it is gone, also after the
         communicator is closed.
@@ -832,6 +832,8 @@ cdef class Comm(Messages):
         self.engine.reserve_calls()
         try:
             if self.is_unconfirmed:
+                self.engine.release_calls()
+                self.close()   # if others shrink, they need not wait for this rank
                 raise left_behind(self.own_rank)
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, int] = {
     "stream_out_nbytes": 8 * MIB,  # bench/peers/matrix.py: a gather and an all_to_all take 0.75 of the time
     "fuse_nbytes": 8 * KIB,
     "ping_nbytes": 32 * KIB,  # bench/peers/peers.py: a reading of the clock is not seen from here on
-    "single_copy_measured": 1,  # bench/peers/matrix.py, calls that move data; 0: shared arrays in place
+    "single_copy_measured": 1,  # bench/peers/matrix.py; 0: shared arrays always in place
     "single_copy_nbytes": NEVER,  # bench/peers/peers.py --call all_to_all --input both
     "single_copy_scatter_nbytes": NEVER,
     "single_copy_most_nbytes": NEVER,  # as single_copy_nbytes

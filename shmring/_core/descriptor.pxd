@@ -8,7 +8,7 @@ from .group cimport (
     AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, gives_in_place, is_sliced, line_of,
     set_far, takes,
 )
-from .path_choice cimport begin_path, choice_of, chooser_of, has_one_giver, note_path
+from .path_choice cimport begin_path, choice_of, chooser_of, counts_waits, has_one_giver, note_path
 from .path_trials cimport is_timed
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
 from .single_copy cimport can_be_read, is_worth_single_copy
@@ -50,7 +50,7 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 # Begin a measured call: time it, if this rank chooses the path.
 cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
     if not c.choice.used:
-        begin_path(g, c.choice, c.nbytes, c.x_block != 0)
+        begin_path(g, c)
     c.chooses = chooser_of(g, c) == g.rank
     if c.chooses and is_timed(c.choice):
         c.begin_ns = sr_now_ns()
@@ -103,8 +103,7 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
         c.choice.in_place = rank_0.next_in_place != 0
 
 
-# Rank 0: leave the wait for other ranks' lines out of the time of a measured call. A rank that alone gives data counts
-# it, since the others copy the data of the call before in that time.
+# Rank 0: leave the wait for other ranks' lines out of the time of a measured call; see counts_waits.
 cdef inline void leave_out_wait(Call *c, int status) noexcept nogil:
     if status != DONE and c.lines_awaited_ns == 0:
         c.lines_awaited_ns = sr_now_ns()
@@ -118,7 +117,7 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not c.lines_seen:
         status = await_lines(g, c)
-        if c.begin_ns and not g.oversubscribed and not has_one_giver(g, c):
+        if c.begin_ns and not g.oversubscribed and not counts_waits(g, c):
             leave_out_wait(c, status)
         if status != DONE:
             return status

@@ -1,4 +1,4 @@
-# The path of data: they go through slots, or are read in place: shared arrays as other ranks map them, private ones by
+# Data go through slots, or other ranks read them in place: shared arrays as these ranks map them, private ones by
 # single copies through the kernel, unless they are reduced. A table of sizes cannot know which is faster: slots are
 # faster for data that were just written, reading in place for data that were not. The results have the same bits either
 # way. So one rank chooses by trials (path_trials.pxd).
@@ -11,11 +11,11 @@ from libc.stddef cimport size_t
 
 from .group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER, Call, Group, is_moved,
-    is_scan, is_sliced,
+    is_scan, is_sliced, takes,
 )
 from .path_trials cimport (
-    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, Timing,
-    begin_choice, note_call, size_class,
+    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, MOST_PATIENCE, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice,
+    Timing, begin_choice, note_call, size_class,
 )
 
 
@@ -65,22 +65,31 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
         return NULL
     chooser = chooser_of(g, c)
     if (chooser == NOBODY or not g.tuning.single_copy_measured or (has_one_giver(g, c) and chooser != g.rank)
-            or not (shared or (g.single_copy and is_moved(g, c)))):
+            or not (shared or (g.single_copy and is_moved(g, c)))
+            or (is_sliced(c) and takes(c, g.rank) and c.out_block == 0)):   # never in place
         return NULL
     return &g.choice[shared][c.kind][size_class(c.nbytes)]
 
 
-# On every rank: begin to measure a class: shared arrays are first read in place, private ones are not.
-cdef inline void begin_path(const Group *g, Choice *choice, size_t nbytes, bint shared) noexcept nogil:
-    begin_choice(choice, READ_IN_PLACE if shared else THROUGH_SLOTS, nbytes,
-                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.ring_nbytes)
-    choice.in_place = shared
+# On every rank: begin to measure the class of a call: shared arrays are first read in place, private ones are not.
+cdef inline void begin_path(const Group *g, const Call *c) noexcept nogil:
+    cdef bint shared = c.x_block != 0
+    begin_choice(c.choice, READ_IN_PLACE if shared else THROUGH_SLOTS, c.nbytes,
+                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.ring_nbytes,
+                 MOST_PATIENCE if is_sliced(c) else 1)
+    c.choice.in_place = shared
+
+
+# True if the time of a call includes the wait for other ranks' lines: for a rank that alone gives data, since the
+# others copy the data of the call before in that time; in a reduce, since the root folds in it.
+cdef inline bint counts_waits(const Group *g, const Call *c) noexcept nogil:
+    return has_one_giver(g, c) or c.kind == REDUCE
 
 
 cdef inline Timing timing_of(const Group *g, const Call *c) noexcept nogil:
     if g.oversubscribed:
         return MEAN_ON_SHARED_CPUS
-    return MEAN_CALL if has_one_giver(g, c) else FASTEST_CALL
+    return MEAN_CALL if counts_waits(g, c) else FASTEST_CALL
 
 
 # The chooser: note a call that has ended. A rank that alone gives data takes the new path in its next call, since no

@@ -3,9 +3,9 @@
 # few calls, and keeps it if it is faster.
 #
 # The caller gives the interval before the first trial. After a trial that has changed the path, the interval is 16
-# calls. After any other trial it is four times as long as before, at most 512 to 8192 calls: the more the trial has
+# calls. After any other trial it is four times as long as before, at most 512 to 2048 calls: the more the trial has
 # cost, the more. If calls of the present path have become a quarter faster or a third slower, the next trial comes
-# after a quarter of the interval, from intervals of 256 calls on.
+# after a quarter of an interval of 256 calls or more, as soon as calls are timed again.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -27,15 +27,19 @@ cdef enum:
     # lines are not yet in the sender's cache (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). The trial
     # ends after half of them if they take thrice as long.
     MOST_SETTLING_CALLS = 32
-    CALLS_PER_LOST = 100  # the interval grows to so many calls for each call's time that the last trial has cost, ...
+    CALLS_PER_LOST = 64   # the interval grows to so many calls for each call's time that the last trial has cost, ...
     LEAST_INTERVAL = 512  # ... but at least to this, ...
-    MOST_INTERVAL = 8192  # ... and at most to this
+    MOST_INTERVAL = 2048  # ... and at most to this
     # The interval is divided by this if the times of calls have changed. Without it a scatter of 256 KiB in shared
     # arrays, written before each call, takes twice as long in bench/peers/matrix.py: reused ones come before it.
     SOONER = 4
+    LEAST_SOONER = 256    # shorter intervals are not divided
     # One window in so many is timed, since the clock costs a tenth of a short call; of long calls every window is.
-    TIMED_WINDOWS = 16
+    TIMED_WINDOWS = 4
     LONG_CALL_NBYTES = 512 << 10
+    # For short calls that are twice as fast on one path, the numbers of windows and of calls between trials are so many
+    # times as large. All_reduces of 16 to 64 KiB in arrays that are reused then take a fiftieth less.
+    MOST_PATIENCE = 4
     # The other path has to save one in so many of the time (bench/peers/matrix.py, as for the calls above).
     LEAST_GAIN = 32
     LEAST_MEAN_GAIN = 16
@@ -68,12 +72,12 @@ cdef struct Choice:
     uint32_t count             # of calls since the trial began, or since the last one ended
     uint32_t interval          # calls between two trials
     uint32_t timed_windows     # one window in so many is timed
+    uint32_t patience          # 1 to MOST_PATIENCE
     uint32_t most_gaps         # the gap before a call counts at most so many times the time of the call
     size_t ring_nbytes         # length of the slots or of the ring
     uint32_t settling, wanted  # calls of this trial that do not count, and those after them that do
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte
-    uint64_t spent             # the sum of the times of all calls of this trial, in ps a byte
     uint64_t before            # the same, of the last window of the best path
     uint64_t ended_ns          # time of the end of the last call; 0: it was not timed, or took another path
 
@@ -88,9 +92,11 @@ cdef inline int size_class(size_t nbytes) noexcept nogil:
 
 # Begin to measure the class of a call of nbytes. interval: calls before the first trial.
 cdef inline void begin_choice(Choice *choice, int path, size_t nbytes, uint32_t interval, uint32_t most_gaps,
-                              size_t ring_nbytes) noexcept nogil:
+                              size_t ring_nbytes, uint32_t patience=1) noexcept nogil:
+    cdef bint is_long = nbytes >= LONG_CALL_NBYTES
     choice.used = True
-    choice.timed_windows = 1 if nbytes >= LONG_CALL_NBYTES else TIMED_WINDOWS
+    choice.patience = 1 if is_long else patience
+    choice.timed_windows = 1 if is_long else TIMED_WINDOWS * patience
     choice.best = choice.path = path
     choice.interval = interval
     choice.most_gaps = most_gaps
@@ -120,7 +126,6 @@ cdef inline void note_time(Choice *choice, Timing timing, size_t nbytes, uint64_
     else:
         choice.time = min(choice.time, time)
     choice.timed += 1
-    choice.spent += time
 
 
 # Return the mean of the calls so far and one more.
@@ -160,7 +165,8 @@ cdef inline void end_window(Choice *choice, Timing timing) noexcept nogil:
     cdef bint is_faster = 4 * choice.time < 3 * choice.before
     cdef bint is_slower = 3 * choice.time > 4 * choice.before
     cdef bint is_known = choice.timed > 0 and choice.before != NOT_TIMED
-    cdef bint has_changed = is_known and timing != MEAN_ON_SHARED_CPUS and (is_faster or is_slower)
+    cdef bint may_be_sooner = choice.interval >= LEAST_SOONER and timing != MEAN_ON_SHARED_CPUS
+    cdef bint has_changed = is_known and may_be_sooner and (is_faster or is_slower)
     cdef bint is_due = choice.count >= (choice.interval // SOONER if has_changed else choice.interval)
     if choice.timed > 0 and (is_due or not has_changed):
         choice.before = choice.time
@@ -203,9 +209,9 @@ cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
         choice.before = choice.time
         choice.interval = WINDOW_CALLS
     else:
-        if choice.spent > choice.count * choice.before > 0:
-            lost_calls = choice.spent // choice.before - choice.count
-        choice.interval = min(4 * choice.interval, most_interval(lost_calls))
+        if choice.timed > 0 and choice.time > choice.before > 0:
+            lost_calls = choice.count * (choice.time - choice.before) // choice.before
+        choice.interval = min(4 * choice.interval, choice.patience * most_interval(lost_calls))
     choose(choice, choice.best)
 
 
@@ -219,4 +225,3 @@ cdef inline void choose(Choice *choice, int path) noexcept nogil:
         choice.ended_ns = NOT_TIMED   # the next call follows one of the other path
     choice.path = path
     choice.count = choice.timed = 0
-    choice.spent = 0

@@ -358,7 +358,8 @@ cdef class Engine(State):
     def run_steps(self, function, *arguments, bint begun=False, **keywords):
         """Run function(*arguments, **keywords), which makes several calls, as one call. See `end_steps`.
 
-        begun: earlier steps were made before, by another call of run_steps.
+        begun: an exception ends the communicator even before the first call, since the function has changed something
+        else, or earlier steps were made before by another call of run_steps.
         """
         cdef bint has_reserved = self.reserve_calls_once()
         if has_reserved:
@@ -369,6 +370,8 @@ cdef class Engine(State):
         except BaseException as error:
             if has_reserved:
                 self.end_steps(error)
+            elif begun and self.nbegun_before == self.nbegun:
+                self.nbegun_before -= 1   # for the larger call
             raise
         finally:
             if has_reserved:

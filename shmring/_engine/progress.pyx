@@ -460,7 +460,7 @@ cdef void serve() noexcept nogil:
     sr_float_env_leave(env)
 
 
-# True if finished calls have waited long for their release. While others are pending it waits, since this thread
+# True if finished calls have waited for their release for REAP_NS. They wait while others are pending, since this thread
 # advances none of them until it has the GIL.
 cdef bint is_reaping_due() noexcept nogil:
     cdef uint64_t now

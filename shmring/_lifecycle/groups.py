@@ -161,7 +161,7 @@ def form_of_callers(
     """
     deadline, check = Deadline(timeout_s), _check_of(engine)
     key, address, listener, parts = secret, None, None, None
-    # After an error a rank waits for the parent's error. ranks[0] waits less long, and then ends the parent.
+    # After an error a rank waits for the parent's error. ranks[0] waits _ABORT_S, and then ends the parent.
     within_s = _ABORT_S if rank == ranks[0] else 2 * _ABORT_S
     try:
         with _preferring_the_parents_error(Error, check, within_s):

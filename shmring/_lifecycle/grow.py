@@ -108,10 +108,13 @@ def grow(
             raise _with_reasons(error, failures, comm.rank)
         # If a rank ends in that call, it may complete on some ranks and raise on others. So they agree once
         # more, in a way that no death divides.
-        ballot = OldRanks(engine, place, internode)
-        if not Agreement(ballot, timeout_s, _no_invitation).all_go_on():
+        agreement = Agreement(OldRanks(engine, place, internode), timeout_s, _no_invitation)
+        if not agreement.all_go_on(lambda: engine.flight.abort_report() is not None):
             raise_soon(engine.poll)
-            raise Error("a rank has ended while the larger communicator began")
+            # A living rank came too late. The agreement cannot be repeated, so this communicator ends.
+            engine.abort("a rank was late while the larger communicator began")
+            raise_soon(engine.poll)
+            raise Error("a rank was late while the larger communicator began")
         if internode is not None:
             internode.deliver_view()
         return parts

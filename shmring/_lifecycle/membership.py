@@ -8,7 +8,8 @@ too: all members were ready. If it has moved on to a smaller view meanwhile, it 
 done, and a rank that is done never sends the smaller one. Therefore no death splits the survivors. After
 D. Skeen, "Nonblocking commit protocols", SIGMOD 1981.
 
-An Agreement sends and receives views through a Ballot.
+`grow` uses the same views in its live communicator, to agree that all ranks go on with the larger one or none
+does (`all_go_on`). An Agreement sends and receives views through a Ballot.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class View:
 
 
 class Ballot(Protocol):
-    """The ranks of a failed communicator, and the exchange of views between them."""
+    """The ranks of a communicator, and the exchange of views between them."""
 
     rank: int
     size: int
@@ -180,18 +181,48 @@ class Agreement:
         self._send(replace(self.view, phase=Phase.DONE))
         return True
 
-    def all_go_on(self) -> bool:
-        """Return True on all ranks once all have called this; False on all survivors if one has ended."""
-        while True:
-            view = self.settle()
-            if self.done is not None:  # another rank has seen that all had come; one may have ended since
-                self.confirm()
-                return True
-            if view.out:
+    def all_go_on(self, is_over: Callable[[], bool]) -> bool:
+        """Return True on all ranks if all have called this, else False on all survivors.
+
+        The communicator is live; `is_over` returns whether it has ended since. A rank that has not reported
+        ready can go back at once: then no rank is done. A ready rank cannot know that. It waits until another
+        rank has gone back, or all survivors know of the same deaths. It waits for a live rank until the
+        timeout, and then leaves it out.
+        """
+        is_ready = False
+        try:
+            self._move(self._last_attempt() + 1, 0)
+            attempt = self.view.attempt
+            while not self.done:
+                goes_back = not is_ready and (self.view.out != 0 or is_over())
+                # A rank that has gone back may have begun to shrink: then its attempt is another one.
+                if goes_back or self._one_is_away() or (self.view.attempt > attempt and not self.view.out):
+                    self.withdraw()
+                    return False
+                if self._all_are_in(self.view.phase):
+                    if self.view.out:
+                        self.withdraw()
+                        return False
+                    if is_ready:
+                        self._send(replace(self.view, phase=Phase.DONE))
+                        return True
+                    is_ready = True
+                    self._since = self._clock.now_s()
+                    self._send(replace(self.view, phase=Phase.READY))
+                self._leave_out_the_late(self.view.phase)
+                self._pause()
+                self.poll()
+        except BaseException:
+            if not is_ready:  # else the others may go on with this rank: they will see that it has ended
                 self.withdraw()
-                return False
-            if self.commit():
-                return True
+            raise
+        self.confirm()
+        return True
+
+    def _one_is_away(self) -> bool:
+        """Return whether another rank has taken part, and has withdrawn."""
+        views = [self._ballot.view_of(rank) for rank in self._others if not self.view.leaves_out(rank)]
+        return any(view is not None and view.phase == Phase.AWAY and view.attempt > 0 for view in views)
 
     def confirm(self) -> None:
         """Repeat another rank's done: that rank may have been killed before all received it."""

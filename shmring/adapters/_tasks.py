@@ -113,7 +113,7 @@ def _refuses(name: str) -> bool:
             probe.connect(name)
         except ConnectionRefusedError:
             return True
-        except BlockingIOError:
+        except OSError:
             pass
         return False
 

@@ -552,9 +552,14 @@ class PowerSGD(Compressor):
         self._traffic["given"] += sum(x.nbytes for x in arrays)
         self._traffic["sent"] += sum(x.nbytes for x in plain)
         uncompressed = comm.all_reduce_many(plain, op, async_op=True) if plain or not chosen else None
-        if chosen:
-            kept = None if losses is None else [losses[number] for number in chosen]
-            yield from self._factorise(comm, [arrays[number] for number in chosen], op, kept)
+        try:
+            if chosen:
+                kept = None if losses is None else [losses[number] for number in chosen]
+                yield from self._factorise(comm, [arrays[number] for number in chosen], op, kept)
+        except ValueError:  # the ranks' matrices differ
+            if uncompressed is not None:  # it writes to the other arrays
+                yield uncompressed
+            raise
         if uncompressed is not None:
             yield uncompressed
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .errors import ERR_LASTCODE, NUMBERS
 
-LIBRARY_CONTEXT = (
-    1  # of this package's own messages: receives of the program with wildcards do not match them
-)
+# The context of this package's own messages: receives of the program with wildcards do not match them.
+LIBRARY_CONTEXT = 1
 
 # Names that are counted from the number before the colon.
 _COUNTED = {

@@ -65,9 +65,8 @@ class Turns:
                         raise
                     except TimeoutError:
                         checked_s = now_s
-            if (
-                not is_brief or self._waiting
-            ):  # else this thread takes the lock again before a waiting one has woken
+            # Without the pause this thread takes the lock again before a waiting one has woken.
+            if not is_brief or self._waiting:
                 _pause(now_s - began_s)
             now_s = time.monotonic()
 

@@ -101,9 +101,8 @@ def test_slots_are_tried_after_some_calls_in_place(call_on, kind, cpus):
     assert set(paths[:FIRST]) == {"zero_copy"}
     assert "zero_copy" not in paths[FIRST + 1 : FIRST + 6]  # a trial that is hopeless takes more calls
     knowing = [chosen for _, chosen in found if chosen[-1]]
-    assert len(knowing) == (
-        2 if kind in (*GIVEN_BY_ALL, "reduce") else 1
-    )  # a rank that alone gives data chooses alone
+    # A rank that alone gives data chooses alone.
+    assert len(knowing) == (2 if kind in (*GIVEN_BY_ALL, "reduce") else 1)
     for chosen in knowing:
         assert {"zero_copy", "slots"} == {each[kind][CLASS] for each in chosen}
         for path, before in zip(paths[1:], chosen[:-1], strict=True):

@@ -541,3 +541,24 @@ def lose_a_count(comm):
 
 def test_an_exception_before_an_array_is_counted_ends_the_communicator(world_of):
     assert_all(world_of(2).outcomes(lose_a_count), shmring.Aborted)
+
+
+def raise_in_a_step_of_a_step(comm):
+    """A call that changes something before its first collective is a step of a larger call."""
+
+    def change():
+        if comm.rank == 0:
+            raise KeyboardInterrupt
+
+    def call():
+        comm.run_steps(change, begun=True)
+
+    if comm.rank == 0:
+        with pytest.raises(KeyboardInterrupt):
+            comm.run_steps(call)
+    with pytest.raises(shmring.Aborted, match="KeyboardInterrupt in rank 0"):
+        comm.barrier()
+
+
+def test_a_begun_step_of_a_larger_call_ends_the_communicator(world_of):
+    world_of(2)(raise_in_a_step_of_a_step)

@@ -25,8 +25,9 @@ class Stage:
     """The state of the simulation: whose turn it is, which ranks live, what each has received, and who is at
     which meeting."""
 
-    def __init__(self, size, seed, *, at_once):
+    def __init__(self, size, seed, *, at_once, program=None):
         self.size = size
+        self.program = program or go_on
         self.random = random.Random(seed)
         self.at_once = at_once
         self.living = set(range(size))
@@ -75,7 +76,7 @@ class Stage:
         try:
             with self._change:
                 self._change.wait_for(lambda: self._turn == rank)
-            self.results[rank] = go_on(Rank(self, rank))
+            self.results[rank] = self.program(Rank(self, rank))
         except Killed:
             self.living.discard(rank)  # its sent messages arrive
         except BaseException as error:
@@ -174,6 +175,58 @@ def test_survivors_agree(size, at_once):
         assert set(left) <= set(members), (seed, left)
         # No living rank is left out; a dead member died when all were ready.
         assert all(rank in members or rank in victims for rank in range(size)), (seed, left)
+
+
+def all_go_on(ranks):
+    """Return the result of the agreement on a live communicator, and make no other call."""
+    return Agreement(ranks, timeout_s=1e6, invite=lambda view: "").all_go_on(lambda: False)
+
+
+def all_go_on_or_shrink(ranks):
+    return True if all_go_on(ranks) else go_on(ranks)
+
+
+@pytest.mark.parametrize("program", [all_go_on, all_go_on_or_shrink])
+@pytest.mark.parametrize("at_once", [True, False], ids=["memory", "connections"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_all_survivors_go_on_or_none(size, at_once, program):
+    found = set()
+    for seed in range(200):
+        chance = random.Random(seed)
+        victims = chance.sample(range(size), chance.randrange(size))
+        killed_at = {rank: chance.choice([0, 1, 3, 10, chance.randrange(40)]) for rank in victims}
+        left = Stage(size, seed, at_once=at_once, program=program).run(killed_at)
+        for result in left.values():
+            if isinstance(result, BaseException):
+                result.add_note(f"seed {seed}, killed {killed_at}")
+                raise result
+        assert len(set(left.values())) == 1, (seed, killed_at, left)
+        result = next(iter(left.values()))
+        assert result is True or victims, (seed, left)
+        if isinstance(result, View):
+            assert set(left) <= set(result.members(size)), (seed, left)
+        found.add(result is True)
+    assert found == ({True} if size == 1 else {True, False})
+
+
+def test_all_go_on_ends_with_the_communicator():
+    """A rank that raises before it takes part ends the communicator, and none waits for it."""
+    agreement = Agreement(Absent([None]), 1e6, lambda view: "")
+    assert not agreement.all_go_on(lambda: True)
+    assert agreement.view.phase == Phase.AWAY
+
+
+@pytest.mark.parametrize("other", [View(1, Phase.AWAY), View(2, Phase.COMING), View(3, Phase.AWAY, 1 << 2)])
+def test_a_rank_that_goes_back_takes_the_others_with_it(other):
+    """Also if it has begun to shrink before the others look."""
+    ranks = Absent([View(1, Phase.COMING), View(1, Phase.COMING)])
+
+    class Turning(Agreement):
+        def _pause(self):
+            assert self.view.phase == Phase.READY
+            ranks.views[1] = other
+
+    assert not Turning(ranks, 1e6, lambda view: "").all_go_on(lambda: False)
 
 
 def test_views_travel():
