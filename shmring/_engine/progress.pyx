@@ -460,8 +460,8 @@ cdef void serve() noexcept nogil:
     sr_float_env_leave(env)
 
 
-# True if finished calls have waited for their release for REAP_NS. They wait while others are pending, since this thread
-# advances none of them until it has the GIL.
+# True if finished calls have waited for their release for REAP_NS. They wait while others are pending, since this
+# thread advances none of those until it has the GIL.
 cdef bint is_reaping_due() noexcept nogil:
     cdef uint64_t now
     if not background.has_reapable:
