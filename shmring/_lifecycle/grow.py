@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from .._arguments import integer
@@ -109,7 +110,7 @@ def grow(
         # If a rank ends in that call, it may complete on some ranks and raise on others. So they agree once
         # more, in a way that no death divides.
         agreement = Agreement(OldRanks(engine, place, internode), timeout_s, _no_invitation)
-        if not agreement.all_go_on(lambda: engine.flight.abort_report() is not None):
+        if not agreement.all_go_on(partial(_has_ended, engine)):
             raise_soon(engine.poll)
             # A living rank came too late. The agreement cannot be repeated, so this communicator ends.
             engine.abort("a rank was late while the larger communicator began")
@@ -125,6 +126,14 @@ def grow(
     finally:
         if meeting is not None and meeting.listener is not None:
             meeting.listener.close()
+
+
+def _has_ended(engine: Engine) -> bool:
+    try:
+        engine.poll()
+    except Error:
+        return True
+    return False
 
 
 def _no_invitation(view: View) -> str:
