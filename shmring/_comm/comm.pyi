@@ -105,21 +105,21 @@ class Comm(Messages):
 
     @overload
     def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
-        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy
-        nothing.
+        """Collective: return an array in memory that every rank of the host maps, so collectives need not
+        copy it.
         """
 
     @overload
     def empty(
         self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
     ) -> NDArray[_Scalar]:
-        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy
-        nothing.
+        """Collective: return an array in memory that every rank of the host maps, so collectives need not
+        copy it.
         """
     @overload
     def empty(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]:
-        """Collective: return an array in memory that every rank of the host maps. Collectives on it copy
-        nothing.
+        """Collective: return an array in memory that every rank of the host maps, so collectives need not
+        copy it.
         """
     @overload
     def zeros(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
