@@ -829,12 +829,11 @@ cdef class Comm(Messages):
         self.engine.check_idle()
         if self.endpoint.is_messaging:
             raise RuntimeError(f"shrink() {MEANWHILE}")
+        if self.is_unconfirmed:
+            self.close()   # if others shrink, they need not wait for this rank
+            raise left_behind(self.own_rank)
         self.engine.reserve_calls()
         try:
-            if self.is_unconfirmed:
-                self.engine.release_calls()
-                self.close()   # if others shrink, they need not wait for this rank
-                raise left_behind(self.own_rank)
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)
             left = None

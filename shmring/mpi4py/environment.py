@@ -32,8 +32,13 @@ _MOST_RANKS = 2**31 - 1  # of a grid: MPI counts them by an int of C
 _LEVELS = {
     name: INTEGERS[f"THREAD_{name.upper()}"] for name in ("single", "funneled", "serialized", "multiple")
 }
-_state = {"is_initialized": False, "is_finalized": False, "pid": 0, "thread_level": _LEVELS["multiple"]}
-_main_thread = threading.main_thread()
+_state: dict[str, Any] = {
+    "is_initialized": False,
+    "is_finalized": False,
+    "pid": 0,
+    "thread_level": _LEVELS["multiple"],
+    "thread": threading.main_thread(),  # that has joined the world
+}
 
 COMM_WORLD: Intracomm = Intracomm()
 COMM_SELF: Intracomm = Intracomm()
@@ -52,7 +57,6 @@ def init_at_import() -> None:
 
 
 def _init(thread_level: int) -> None:
-    global _main_thread
     if _state["is_initialized"]:
         raise errors.Exception(errors.ERR_OTHER, "Init was called already")
     Policy.set(rc.errors)
@@ -67,8 +71,9 @@ def _init(thread_level: int) -> None:
         context.name, context.constant, constant._ref = f"MPI_COMM_{name}", constant, context
     Intra.world = COMM_WORLD
     handles.predefine({"COMM_WORLD": COMM_WORLD, "COMM_SELF": COMM_SELF})
-    _main_thread = threading.current_thread()
-    _state.update(is_initialized=True, pid=os.getpid(), thread_level=thread_level)
+    _state.update(
+        is_initialized=True, pid=os.getpid(), thread_level=thread_level, thread=threading.current_thread()
+    )
     set_many_threads_call(thread_level == _LEVELS["multiple"])
     finalize = rc.initialize if rc.finalize is None else rc.finalize
     atexit.register(_leave if finalize else process.abort_if_failed)
@@ -138,7 +143,7 @@ def Query_thread() -> int:
 
 def Is_thread_main() -> bool:
     """Return whether this is the thread that has joined the world."""
-    return threading.current_thread() is _main_thread
+    return threading.current_thread() is _state["thread"]
 
 
 def Get_version() -> tuple[int, int]:
