@@ -42,7 +42,7 @@ SR_TARGET static void SR_OF_ISA(sr_copy)(void *dst, const void *src, size_t nbyt
     if (way == SR_COPY_STREAMING) {
         SR_OF_ISA(sr_stream)(dst, src, nbytes);
         sr_store_fence();
-    } else if (way == SR_COPY_IN_TURN) {
+    } else if (way == SR_COPY_IN_TURN && (nbytes < sr_string_nbytes || !sr_string_beats_turns)) {
         SR_OF_ISA(sr_copy_in_turn)(dst, src, nbytes);
     } else {
         SR_OTHER(sr_copy_ordinary)(dst, src, nbytes);
