@@ -16,5 +16,6 @@ cdef class Comm(Messages):
     cdef object group_of(self, parts, ranks)
     cdef object lost(self)
     cdef object traced_alike(self, Comm group)
+    cdef object report_untraced(self, object error)
     cdef int forget(self) except -1
     cdef int close_descriptor(self) except -1

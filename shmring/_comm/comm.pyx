@@ -3,6 +3,7 @@
 
 import atexit
 import functools
+import logging
 import math
 import os
 import weakref
@@ -740,6 +741,13 @@ cdef class Comm(Messages):
                                        is_automatic=is_automatic)
         return self.tracer
 
+    def _begin_own_trace(self):
+        """Begin the trace that SHMRING_TRACE requests for this world, if it does."""
+        if self.settings.trace is not None:
+            from . import trace_file
+
+            self._begin_trace(trace_file.of_epoch(self.settings.trace, self.epoch), is_automatic=True)
+
     # Trace a new group of these ranks if this communicator is traced, until its trace stops. Return the group.
     cdef object traced_alike(self, Comm group):
         if self.tracer is not None and self.tracer.is_running:
@@ -747,8 +755,12 @@ cdef class Comm(Messages):
                 group._begin_trace(self.tracer.asked_path, is_automatic=True)
                 self.tracer.groups.add(group.tracer)
             except (MemoryError, OSError) as error:   # the group itself is usable
-                self.tracer.report_untraced(error)
+                self.report_untraced(error)
         return group
+
+    # Log that a new communicator, which would have been traced, is not.
+    cdef object report_untraced(self, object error):
+        logging.getLogger("shmring").warning("rank %d: a new communicator is not traced: %s", self.own_rank, error)
 
     def abort(self, str reason not None):
         """End the communicator: the current or next call of every rank raises `Aborted` with this reason. Local.
@@ -926,6 +938,10 @@ cdef class Comm(Messages):
             larger = Comm(*parts, epoch=self.epoch + 1)
             self.pass_settings(larger)
             larger._confirm_start(timeout_s, False)
+            try:
+                larger._begin_own_trace()
+            except (MemoryError, OSError) as error:   # the communicator itself is usable
+                self.report_untraced(error)
             return larger
         except BaseException:   # the other ranks have it and must not wait for this rank
             leave_group(parts, larger)

@@ -99,18 +99,13 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: 
         elif parts is not None:
             parts.abandon()
         raise
-    if settings.trace is not None:
-        _trace(comm, settings.trace)
-    return comm
-
-
-def _trace(comm: Comm, path: str) -> None:
     try:
-        comm._begin_trace(path, is_automatic=True)
+        comm._begin_own_trace()
     except OSError as error:
         comm.close()
         raise Error(
-            f"SHMRING_TRACE is {path!r}, which cannot be written: {error.strerror}; give a file in a folder "
-            "that is there, the same on every rank of a host",
+            f"SHMRING_TRACE is {settings.trace!r}, which cannot be written: {error.strerror}; give a file in "
+            "a folder that is there, the same on every rank of a host",
             rank=comm.rank,
         ) from error
+    return comm

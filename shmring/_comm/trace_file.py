@@ -114,10 +114,6 @@ class Trace:
         except Exception as error:
             _log.warning("rank %d: its trace %s is not written: %s", self._origin.rank, self.path, error)
 
-    def report_untraced(self, error: Exception) -> None:
-        """Log that a group which would have been traced is not traced."""
-        _log.warning("rank %d: a group is not traced: %s", self._origin.rank, error)
-
     @property
     def is_running(self) -> bool:
         """True until it is stopped."""
@@ -174,6 +170,12 @@ def _of_node(path: str, node: int) -> str:
     """Return the file of a host. Each host has its own, since clocks and file systems may differ."""
     root, suffix = os.path.splitext(path)
     return f"{root}.node{node}{suffix}" if node else path
+
+
+def of_epoch(path: str, epoch: int) -> str:
+    """Return the file of a world. One made by `grow` has its own, since its ranks differ."""
+    root, suffix = os.path.splitext(path)
+    return f"{root}.epoch{epoch}{suffix}" if epoch else path
 
 
 def _stop_weakly(trace: weakref.ref[Trace]) -> None:

@@ -16,7 +16,7 @@ PACKAGE_PARENT = Path(shmring.__file__).resolve().parent.parent
 WATCHDOG_S = 100
 
 # Public only in that other modules of shmring call them.
-INTERNAL = {"attach_snapshot", "report_untraced", "stop_quietly", "closed_because"}
+INTERNAL = {"attach_snapshot", "stop_quietly", "closed_because"}
 # Their C slots have no signature in Python.
 WITHOUT_SIGNATURE = {"Memory", "Plan.__call__"}
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 from combinations import first
-from ranks import Died, Ranks
+from ranks import Died, Ranks, until_there
 from snapshots import own_flight
 
 import shmring
@@ -253,6 +254,56 @@ def test_all_communicators_of_a_job_are_traced_on_request(world_of, tmp_path):
     assert {"rank 0 of 3: group of ranks 0, 2", "rank 1 of 3: group of rank 1"} < set(found)
     assert calls(found["rank 2 of 3: group of ranks 0, 2"]) == [f"all_reduce(float32[{TINY}], sum)"]
     assert calls(found["rank 2 of 3"])[:2] == ["barrier()", "split()"]
+
+
+def grow_and_reduce(comm, folder):
+    comm.barrier()
+    with comm.grow(1, lambda *to_join: _pass_on(folder, to_join)) as larger:
+        larger.all_reduce(np.ones(TINY, "f4"))
+
+
+def _pass_on(folder, to_join):
+    (folder / "world.new").write_bytes(pickle.dumps(to_join))
+    (folder / "world.new").rename(folder / "world")
+
+
+def come_and_reduce(_, folder):
+    os.environ["SHMRING_TRACE"] = str(folder / "t.json")
+    until_there(folder / "world")
+    with shmring.init(*pickle.loads((folder / "world").read_bytes())) as larger:
+        larger.all_reduce(np.ones(TINY, "f4"))
+
+
+def test_a_communicator_made_by_grow_has_a_file_of_its_own(tmp_path):
+    with Ranks(2) as ranks, Ranks(1) as new:
+        ranks.meet(SHMRING_TRACE=tmp_path / "t.json")
+        new.begin(come_and_reduce, tmp_path)
+        ranks(grow_and_reduce, tmp_path)
+        new.answers()
+    for rank, found in tracks(read(tmp_path / "t.json")).items():
+        assert rank in ("rank 0 of 2", "rank 1 of 2")
+        assert calls(found)[0] == "barrier()"
+    found = tracks(read(tmp_path / "t.epoch1.json"))
+    assert set(found) == {f"rank {rank} of 3" for rank in range(3)}
+    for rank in found.values():
+        assert f"all_reduce(float32[{TINY}], sum)" in calls(rank)
+
+
+def grow_without_a_folder(comm, folder, traces):
+    traces.rename(f"{traces}.away")
+    with comm.grow(1, lambda *to_join: _pass_on(folder, to_join)) as larger:
+        larger.all_reduce(np.ones(TINY, "f4"))  # untraced on this rank, but usable
+    traces.with_name(f"{traces.name}.away").rename(traces)
+
+
+def test_grow_does_not_fail_for_want_of_a_trace(tmp_path):
+    (tmp_path / "traces").mkdir()
+    with Ranks(1) as ranks, Ranks(1) as new:
+        ranks.meet(SHMRING_TRACE=tmp_path / "traces" / "t.json")
+        new.begin(come_and_reduce, tmp_path)
+        ranks(grow_without_a_folder, tmp_path, tmp_path / "traces")
+        new.answers()
+    assert set(tracks(read(tmp_path / "t.epoch1.json"))) == {"rank 1 of 2"}
 
 
 def test_a_file_that_cannot_be_written_is_an_error_at_once(world_of, tmp_path):
