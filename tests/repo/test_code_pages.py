@@ -25,6 +25,8 @@ MENTION = re.compile(rf"`({FILE}|\w+\(\))`")
 WALKS = {
     "From all_reduce to a kernel": 6,
     "From spawn to the first collective": 15,
+    "From send to recv": 7,
+    "broadcast_object": 3,
     "From SIGKILL to RankFailed": 10,
 }  # the most files of each list; fewer are welcome
 MOST_OF_ANY_ALGORITHM = 8
