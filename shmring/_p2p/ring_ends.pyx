@@ -44,6 +44,11 @@ ORIGIN_BEGIN, ORIGIN_NBYTES = SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES    # the place o
 cdef object DISCARDED = object()   # in place of an item whose rest is discarded
 
 
+# True if the caller cannot receive such an item: an object, or bytes into an array.
+cdef inline bint is_unwanted(int kind, object out, bint takes_objects) noexcept:
+    return (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None)
+
+
 cdef class Ends:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
@@ -397,7 +402,7 @@ cdef class Ends:
                 raise self._damaged()
             self.nlost += nskipped
             self.next_number += nskipped
-        if (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None):
+        if is_unwanted(kind, out, takes_objects):
             raise self._unwanted(kind == OBJECT, head.message_nbytes)
         self.item_is_given = self.item_is_whole = False
         if kind == BYTES or kind == DESCRIPTION:
@@ -476,7 +481,7 @@ cdef class Ends:
     cdef object deliver(self, object out, bint takes_objects):
         item = self.item
         if self.item_kind == OBJECT or self.item_kind == BYTES:   # receiving may have begun in another call
-            if not takes_objects if self.item_kind == OBJECT else out is not None:
+            if is_unwanted(self.item_kind, out, takes_objects):
                 raise self._unwanted(self.item_kind == OBJECT, len(item))
         elif out is not item and out is not None:
             self.check_out(out, self.item_kind == FORTRAN_ARRAY)
