@@ -1,5 +1,5 @@
-/* The layout of the shared segment: every structure in it, and for each field the ranks that write it (W) and read it
-   (R). "W owner" is the rank whose lane holds the field. Atomic fields are accessed only by the functions in sync/. */
+/* The layout of shared memory: the segment of a communicator, and the heads of rings and locks, which are in memory of
+   their own. For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds the field. Atomic fields are accessed only by the functions in sync/. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
@@ -341,10 +341,11 @@ struct sr_tuning {
     uint64_t far_stream_nbytes;       /* from here on far cores stage, and send messages, with streaming stores */
     uint64_t one_chunk_nbytes;        /* messages up to here are one chunk */
     uint64_t chunk_nbytes;            /* chunk of a larger message */
-    uint64_t exchange_nbytes;         /* chunk of a call without a reduced chunk that would be copied */
+    uint64_t exchange_nbytes;         /* chunk of the calls of staged.pxd: results come straight from the slots */
     uint64_t stream_reduced_nbytes;   /* results of reductions out of place from here on bypass the cache */
     uint64_t stream_in_place_nbytes;  /* in place, from here on */
-    uint64_t stream_out_nbytes;       /* results of scans out of place, what is moved, and receives, from here on */
+    uint64_t stream_out_nbytes;       /* from here on bypass the cache: results of scans out of place, of calls that
+                                         only move data, and received messages */
     uint64_t fuse_nbytes;             /* of many arrays, those up to here are reduced together */
     uint64_t ping_nbytes;             /* calls from here on check the clock whether to measure the distance again */
     uint64_t single_copy_measured;    /* 1: one rank chooses by measurement, where it can: path_choice.pxd, and the

@@ -201,7 +201,8 @@ cdef inline bint givers_offer_zero_copy(Group *g, Call *c) noexcept nogil:
 
 
 # As step_lines. A rank that only takes learns from the lines of its givers whether the call is zero-copy. A rank that
-# gives knows it without the other lines only if it has staged its own array.
+# gives data and offers them in place needs all lines: another rank may not offer its own. One that has staged its
+# data knows that the call is not read in place.
 cdef inline int step_givers_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(g, c, g.rank)):

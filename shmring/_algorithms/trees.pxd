@@ -35,6 +35,7 @@ cdef inline uint64_t tree_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     return up_slot(g, c, cursor) + 2 * slot_nbytes(next_chunk(c, cursor))
 
 
+# c.relayed stays False: report_delay_ns of _engine/wait orders the reports of a tree.
 cdef inline void enter_tree(Group *g, Call *c) noexcept nogil:
     begin_stepped(g, c, 4)   # two slots for each chunk
 

@@ -84,6 +84,7 @@ cdef struct Call
 
 # The state of one communicator on one rank. It lies in private memory; header and lanes point into the segment.
 cdef struct Group:
+    # Local: among the ranks of this host. _core, _algorithms and Engine.rank count so, Comm.rank does not.
     int rank, size
     sr_header *header
     sr_lane *me
@@ -201,7 +202,7 @@ cdef struct Call:
     bint relayed               # a rank may wait for one that waits itself: rank_to_blame compares their progress
     bint zero_copy             # as far as known, nothing is staged: arrays are read in place
     bint single_copy           # some of them are private and read through the kernel
-    int error                  # errno of a failed read
+    int error                  # errno: UNREADABLE, of the read; LOST, of the connection, or 0 if it was closed
     bint ping                  # the distance is being measured
     bint has_finished          # zero-copy: this rank is done, and waits until the others are
     int round_trips            # of the measurement so far

@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The kernels: the only extension that links them. Its Python functions are for tests and benchmarks."""
+"""The kernels: the only extension that links them, and the lists of dtypes, operations and wire formats."""
+# `fold` to `encode` and the schedules are for tests and benchmarks.
 # Memory is passed as contiguous buffers of bytes (`array.view(numpy.uint8)`).
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -105,10 +106,10 @@ def fold(dtype: str, op: str, srcs, dsts, isa: str = "", divisor: int = 1, strea
     if src.nbytes() != dst.nbytes():
         raise ValueError("buffers of different sizes")
     cdef size_t count = dst.nbytes() // sr_dtype_nbytes[d]
-    cdef uint32_t by = divisor, mask = stream
+    cdef uint32_t divisor_ = divisor, mask = stream
     cdef double begin = _now()
     for _ in range(loops):
-        function(dst.at, dst.count, mask, <const void **> src.at, src.count, count, by)
+        function(dst.at, dst.count, mask, <const void **> src.at, src.count, count, divisor_)
     return _now() - begin
 
 
@@ -221,7 +222,7 @@ def encode(format: str, dst, src, residual=None, isa: str = "", long loops=1) ->
     return _now() - begin
 
 
-# ---- schedules of the named algorithms -----------------------------------------------------------------------------
+# ---- schedules of the named algorithms, for the tests --------------------------------------------------------------
 
 def ring_schedule(int size):
     """Return [(step, rank, slice sent to rank - 1), ...] of the reduce-scatter half of the ring."""

@@ -100,16 +100,16 @@ cdef inline void give_credit(Group *g, uint64_t position) noexcept nogil:
 
 
 # Fold the items of the sources into every target. The data of a single source are copied, unless the op changes them:
-# the loop for one source is slow, and in place there is nothing to do. parameter: as for kernels.fold.
+# the loop for one source is slow, and in place there is nothing to do. divisor: of an average.
 cdef inline void fold_sources(Group *g, Call *c, int op, int nsources, int ntargets, uint32_t stream, size_t count,
-                              uint32_t parameter) noexcept nogil:
+                              uint32_t divisor) noexcept nogil:
     cdef int i
-    if nsources == 1 and keeps_single(c) and (op != SR_AVG or parameter == 1):
+    if nsources == 1 and keeps_single(c) and (op != SR_AVG or divisor == 1):
         for i in range(ntargets):
             if g.target[i] != g.source[0]:
                 g.kernels.copy(g.target[i], g.source[0], count * c.itemsize, stream >> i & 1)
     elif count > 0:
-        g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, parameter)
+        g.kernels.fold[c.dtype][op](g.target, ntargets, stream, g.source, nsources, count, divisor)
 
 
 # One of several successive folds of the same data. For an average, all folds but the last only sum.

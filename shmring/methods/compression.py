@@ -1,6 +1,7 @@
 """Compressed sums and averages of gradients, with error feedback.
 
-This module has the formats and their feedback. It uses only a communicator's public API.
+This module has the formats and their feedback. It uses a communicator's public API, and the store of
+rounding errors that `Comm.wire` uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Help for the other methods: views of several shapes in one flat array, calls of several steps, checks.
+"""Tools of the methods: views of one flat array, functions that run as one call, aborting, checks, agreement.
 
 This module uses only a communicator's public API.
 """

@@ -161,7 +161,10 @@ class MasterWeights:
         self.weights = [param.astype(np.float32) for param in params]
 
     def store(self) -> None:
-        """Round `weights` into the 16-bit params, in place."""
+        """Round `weights` into the 16-bit params, in place.
+
+        Values beyond the range of float16 become infinite.
+        """
         for param, weight in zip(self.params, self.weights, strict=True):
             np.copyto(param, weight, casting="unsafe")
 

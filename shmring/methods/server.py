@@ -185,7 +185,9 @@ class ParameterServer:
         self._run(self._way.pull, out.reshape(-1))
 
     def step(self, gradient: NDArray[Any], out: NDArray[Any]) -> None:
-        """Call `push`, then `pull`.
+        """Call `push`, then `pull`. Return once `out` has the params.
+
+        With `staleness=0` that is after the pushes of all workers for this step.
 
         Parameters
         ----------
