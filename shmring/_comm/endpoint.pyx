@@ -411,7 +411,7 @@ cdef class Endpoint:
     cdef bint advance_quietly(self) noexcept nogil:
         cdef sr_frame head
         cdef int status = NEEDS_ROOM
-        self.matching.far_later = False
+        self.matching.polls_remote_rarely = False
         while status == NEEDS_ROOM:
             status = step_messages(&self.matching)
             if status == NEEDS_ROOM and self.make_room_quietly(&head) != PROGRESSED:
@@ -421,7 +421,7 @@ cdef class Endpoint:
     # Advance all posted messages as far as possible without waiting.
     cdef int advance(self) except -1:
         cdef int status = NEEDS_ROOM
-        self.matching.far_later = False
+        self.matching.polls_remote_rarely = False
         while status == NEEDS_ROOM:
             if self.transfers:
                 with nogil:

@@ -36,8 +36,8 @@ from .._transport.channel cimport (
     sr_channels_step, sr_channels_wake,
 )
 from .messages cimport (
-    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, FAR_SIDE, MOVING, NEAR_SIDE, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE,
-    NO_OFFER, OFFERED, OTHER_ITEMS, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
+    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, LOCAL_SIDE, MOVING, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER, OFFERED,
+    OTHER_ITEMS, REMOTE_SIDE, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
     UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
 from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, note_send, set_first_distance, way_out
@@ -48,7 +48,7 @@ cdef enum:
     STEPS_AT_ONCE = 64       # with progress, before the clock is read
     STEPS_A_POLL = 16    # while no call waits for other hosts: a poll of their channels is a system call
     WATCH_NS = 50000000      # the progress thread polls an idle communicator for this long
-    FAR_POLLS = 3            # polls in a short try: a poll of other hosts is a system call
+    REMOTE_POLLS = 3         # polls in a short try: a poll of other hosts is a system call
 
 
 # ---- lists of messages ------------------------------------------------------------------------------------------
@@ -642,7 +642,7 @@ cdef inline void open_sources(Matching *m) noexcept nogil:
 
 
 # Open the channels of ranks of other hosts from which data have arrived.
-cdef void open_far_sources(Matching *m) noexcept nogil:
+cdef void open_remote_sources(Matching *m) noexcept nogil:
     cdef sr_channel *channel
     cdef Peer *p
     cdef int i
@@ -667,8 +667,8 @@ cdef void publish_all_taken(Matching *m) noexcept nogil:
 
 cdef inline int side_of(Matching *m, int rank) noexcept nogil:
     if rank == ANY:
-        return (NEAR_SIDE if m.g.size > 1 else 0) | (FAR_SIDE if m.channels != NULL else 0)
-    return NEAR_SIDE if m.peer[rank].channel == NULL else FAR_SIDE
+        return (LOCAL_SIDE if m.g.size > 1 else 0) | (REMOTE_SIDE if m.channels != NULL else 0)
+    return LOCAL_SIDE if m.peer[rank].channel == NULL else REMOTE_SIDE
 
 
 # Return the sides that any posted message waits for.
@@ -688,7 +688,7 @@ cdef int awaited_sides(Matching *m) noexcept nogil:
                 sides |= side_of(m, i)
     for i in range(m.channels.nchannels if m.channels != NULL else 0):
         if m.channels.channel[i].watched:   # its socket's send buffer is full
-            sides |= FAR_SIDE
+            sides |= REMOTE_SIDE
     return sides
 
 
@@ -696,11 +696,11 @@ cdef int awaited_sides(Matching *m) noexcept nogil:
 cdef bint step_channels(Matching *m) noexcept nogil:
     cdef bint moved
     m.nsteps += 1
-    if m.far_later and m.nsteps % STEPS_A_POLL != 0:
+    if m.polls_remote_rarely and m.nsteps % STEPS_A_POLL != 0:
         return False
     moved = sr_channels_step(m.channels)
     if sr_flag_load(&m.channels.nopened) != m.nheeded:
-        open_far_sources(m)
+        open_remote_sources(m)
     return moved
 
 
@@ -756,12 +756,12 @@ cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept
     return DONE
 
 
-# Choose the number of pauses before a wait for this message, and set far_later if polls of other hosts can be
+# Choose the number of pauses before a wait for this message, and set polls_remote_rarely if polls of other hosts can be
 # rare. Between polls of other hosts, yields cost little. If the sender shares this CPU, pausing is useless.
 cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept nogil:
-    m.far_later = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
-    if not m.far_later:
-        return min(pauses, FAR_POLLS)
+    m.polls_remote_rarely = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
+    if not m.polls_remote_rarely:
+        return min(pauses, REMOTE_POLLS)
     return 0 if message.peer != ANY and runs_here(m.g, m.peer[message.peer].lane) else pauses
 
 
@@ -854,10 +854,10 @@ cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcep
 # Return True if a rank has died.
 cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     cdef sr_waitset waitset
-    cdef int sides = awaited_sides(m) if m.channels != NULL else NEAR_SIDE
+    cdef int sides = awaited_sides(m) if m.channels != NULL else LOCAL_SIDE
     publish_all_taken(m)
-    if sides & FAR_SIDE:
-        sleep_far(m, message, m.g.sleep_ns if sides == FAR_SIDE else sleep_ns_after(asleep_ns))
+    if sides & REMOTE_SIDE:
+        sleep_remote(m, message, m.g.sleep_ns if sides == REMOTE_SIDE else sleep_ns_after(asleep_ns))
         return False
     waitset.n = 0
     sr_waitset_watch(&waitset, &m.g.me.p2p_event)
@@ -866,8 +866,8 @@ cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogi
                                                                                              m.g.sleep_ns))
 
 
-cdef void sleep_far(Matching *m, Message *message, uint64_t limit_ns) noexcept nogil:
-    m.far_later = False
+cdef void sleep_remote(Matching *m, Message *message, uint64_t limit_ns) noexcept nogil:
+    m.polls_remote_rarely = False
     if not sr_channels_attend(m.channels) and step_messages(m) == BLOCKED and message.state != COMPLETE:
         sr_conn_sleep(m.channels.news, limit_ns)
     sr_channels_wake(m.channels)
@@ -966,8 +966,8 @@ cdef int step_pollable(Matching *m, sr_waitset *waitset) noexcept nogil:
         publish_all_taken(m)
         if is_flowing(m):
             sr_waitset_watch(waitset, &m.g.me.p2p_event)
-    m.far_later = False
-    if m.channels != NULL and awaited_sides(m) & FAR_SIDE:
+    m.polls_remote_rarely = False
+    if m.channels != NULL and awaited_sides(m) & REMOTE_SIDE:
         m.pollable.news, m.pollable.waker = m.channels.news, m.channels.waker
     status = step_messages(m)
     if status == PROGRESSED:

@@ -116,8 +116,8 @@ cdef enum Reading:
 
 
 cdef enum Side:       # side of the source or destination of a message
-    NEAR_SIDE = 1     # ranks of this host
-    FAR_SIDE = 2      # ranks of other hosts
+    LOCAL_SIDE = 1    # ranks of this host
+    REMOTE_SIDE = 2   # ranks of other hosts
 
 
 cdef struct Peer:
@@ -157,7 +157,7 @@ cdef struct Matching:
     int *rank_of             # by lane
     sr_channels *channels    # channels to ranks of other hosts; NULL: there are none
     uint64_t nheeded         # number of channels with arrived data that are already among the sources
-    bint far_later           # no call waits for other hosts: poll their channels rarely
+    bint polls_remote_rarely   # no call waits for other hosts: poll their channels rarely
     uint32_t nsteps
     Peer *peer               # by rank
     size_t ring_nbytes
