@@ -1,5 +1,6 @@
 /* The layout of shared memory: the segment of a communicator, and the heads of rings and locks, which are in memory of
-   their own. For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds the field. Atomic fields are accessed only by the functions in sync/. */
+   their own. For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds
+   the field. Atomic fields are accessed only by the functions in sync/. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
@@ -25,7 +26,7 @@
                         |   event, liveness, records, waits, stacks    |
                         | sr_lane of rank 1 ...                        |
      page-aligned       +----------------------------------------------+
-                        | staging buffer of rank 0 (ring_nbytes)       |  allocated before its first touch
+                        | staging buffer of rank 0 (staging_nbytes)    |  allocated before its first touch
                         | staging buffer of rank 1 ...                 |
                         +----------------------------------------------+
                         | message rings to rank 0: from rank 0 (never  |  get pages when the sender first needs
@@ -365,7 +366,7 @@ struct sr_header {
     uint64_t magic;
     uint32_t nranks;
     uint32_t forced_path; /* 0: as measured; 1: near; 2: far */
-    uint64_t ring_nbytes; /* of one staging buffer, whole pages */
+    uint64_t staging_nbytes; /* of one staging buffer, whole pages */
     uint64_t message_ring_nbytes; /* of one message ring, a power of two */
     struct sr_tuning tuning[2];   /* for near cores, for far cores */
     uint64_t first_seq;   /* the first sequence number; positions begin near it, see first_position() of group.pxd */
@@ -423,17 +424,17 @@ static inline size_t sr_layout_control_nbytes(int nranks)
     return SR_PAGE + (size_t)nranks * sizeof(struct sr_lane);
 }
 
-static inline size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
+static inline size_t sr_layout_staging_offset(int nranks, size_t staging_nbytes, int rank)
 {
-    return sr_layout_control_nbytes(nranks) + (size_t)rank * ring_nbytes;
+    return sr_layout_control_nbytes(nranks) + (size_t)rank * staging_nbytes;
 }
 
 /* Return the length of a lap: a power of two, so that the low bits of a position are the offset in the staging buffer,
    and positions may wrap at 2^64. */
-static inline size_t sr_layout_lap_nbytes(size_t ring_nbytes)
+static inline size_t sr_layout_lap_nbytes(size_t staging_nbytes)
 {
     size_t lap_nbytes = SR_PAGE;
-    while (lap_nbytes < ring_nbytes)
+    while (lap_nbytes < staging_nbytes)
         lap_nbytes *= 2;
     return lap_nbytes;
 }
@@ -445,16 +446,16 @@ static inline size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
 }
 
 /* Return the offset of a struct sr_message_ring. The ring's bytes begin on the next page. */
-static inline size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes,
+static inline size_t sr_layout_message_ring_offset(int nranks, size_t staging_nbytes, size_t message_ring_nbytes,
                                                    int from, int to)
 {
-    return sr_layout_ring_offset(nranks, ring_nbytes, nranks) +
+    return sr_layout_staging_offset(nranks, staging_nbytes, nranks) +
            ((size_t)to * (size_t)nranks + (size_t)from) * sr_layout_message_room_nbytes(message_ring_nbytes);
 }
 
-static inline size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
+static inline size_t sr_layout_segment_nbytes(int nranks, size_t staging_nbytes, size_t message_ring_nbytes)
 {
-    return sr_layout_message_ring_offset(nranks, ring_nbytes, message_ring_nbytes, 0, nranks);
+    return sr_layout_message_ring_offset(nranks, staging_nbytes, message_ring_nbytes, 0, nranks);
 }
 
 #endif

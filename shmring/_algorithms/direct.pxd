@@ -51,7 +51,7 @@ cdef inline void enter_direct(Group *g, Call *c) noexcept nogil:
     publish_line(g, c)
     c.swaps_places = cached and may_swap_places(g, c)
     c.chunk_nbytes = chunk_in_window(g, c) if cached else chunk_of(g, c)
-    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
+    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.staging_nbytes
     c.backwards = goes_backwards(c)
     c.stage.position = c.fold.position = c.copy.position = g.position
 

@@ -247,7 +247,7 @@ cdef inline void enter_exchange(Group *g, Call *c) noexcept nogil:
     cdef size_t most_in_slot = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
     begin_call(g, c)
     describe(g, c)
-    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.ring_nbytes
+    c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.staging_nbytes
     c.chunk_nbytes = c.nbytes
     if pieces_nbytes(g, c, c.nbytes) > most_in_slot:
         # Whole cache lines are whole items of all dtypes that are folded.

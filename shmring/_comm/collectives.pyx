@@ -21,7 +21,7 @@ from .._core.group cimport (
     may_be_read_in_place, mixed, takes,
 )
 from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
-from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_ring_offset
+from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_staging_offset
 from .._core.timeouts cimport ns_of, timeout_ns_of, timeout_s_of
 from .._internode.context cimport inter_of
 from .._internode.reductions cimport residual_count
@@ -695,7 +695,7 @@ cdef class Collectives:
         cdef const Group *g = &self.engine.g
         if self.engine.closed_because is not None:
             return 0   # drive raises Closed
-        offset, nbytes = sr_layout_ring_offset(g.size, g.ring_nbytes, g.rank), g.ring_nbytes
+        offset, nbytes = sr_layout_staging_offset(g.size, g.staging_nbytes, g.rank), g.staging_nbytes
         try:
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
             self.segment.populate(offset, nbytes)

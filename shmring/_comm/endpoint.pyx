@@ -376,7 +376,7 @@ cdef class Endpoint:
             p.choice = <Choice[SIZE_CLASSES] *> calloc(2, sizeof(p.choice[0]))
             if p.choice == NULL:
                 raise MemoryError()
-        offset = sr_layout_message_ring_offset(g.size, g.header.ring_nbytes, nbytes, g.rank, p.lane)
+        offset = sr_layout_message_ring_offset(g.size, g.header.staging_nbytes, nbytes, g.rank, p.lane)
         nbytes = sr_layout_message_room_nbytes(nbytes)
         segments.allocate(self.fd, offset, nbytes, purpose="a message ring")
         self.segment.populate(offset, nbytes)

@@ -213,7 +213,7 @@ def _as_forced(table: dict[str, int], settings: Settings) -> dict[str, int]:
     }
 
 
-def ring_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
+def staging_nbytes(tables: tuple[dict[str, int], ...], nranks: int) -> int:
     """Return the bytes of one rank's staging buffer, in whole pages.
 
     The buffer has room for `depth` slots, for two of the largest slots, for the CACHED_SLOTS of a reduction

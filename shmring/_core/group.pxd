@@ -89,7 +89,7 @@ cdef struct Group:
     sr_header *header
     sr_lane *me
     sr_lane **lane             # by rank
-    unsigned char **ring       # by rank
+    unsigned char **staging    # by rank
     const sr_kernels *kernels
     uint64_t seq               # of the last call that has begun
     uint64_t first_user_seq    # of the first call that is the user's and not the engine's own
@@ -102,7 +102,7 @@ cdef struct Group:
     uint64_t round_trip_ns     # result of rank 0's last measurement
     uint32_t far, next_far     # the distance that holds now; as measured, for rank 0 to announce
     uint32_t announced_far     # the distance that rank 0 announced in the current call
-    size_t ring_nbytes         # of one rank's staging buffer
+    size_t staging_nbytes      # of one rank's staging buffer
     size_t lap_nbytes          # from a position to the same place one lap later
     int ndead                  # number of ranks that have died, as this rank last counted
     bint oversubscribed        # there are more ranks than CPUs; all ranks have agreed on this value
@@ -227,7 +227,7 @@ cdef inline bint is_before(uint64_t one, uint64_t other) noexcept nogil:
 # both. It lies in a lap in which each rank uses its own staging buffer, since at first only that one is sure to have
 # pages.
 cdef inline uint64_t first_position(const sr_header *header) noexcept nogil:
-    return header.first_seq & ~<uint64_t> (2 * sr_layout_lap_nbytes(header.ring_nbytes) - 1)
+    return header.first_seq & ~<uint64_t> (2 * sr_layout_lap_nbytes(header.staging_nbytes) - 1)
 
 
 # Set the distance from here on. Thresholds that are used before a call begins have equal values in both tables.

@@ -75,7 +75,7 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
 cdef inline void begin_path(const Group *g, const Call *c) noexcept nogil:
     cdef bint shared = c.x_block != 0
     begin_choice(c.choice, READ_IN_PLACE if shared else THROUGH_SLOTS, c.nbytes,
-                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.ring_nbytes,
+                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.staging_nbytes,
                  MOST_PATIENCE if is_sliced(c) else 1)
     c.choice.in_place = shared
 

@@ -68,7 +68,7 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_header:
         uint64_t magic
         uint32_t nranks, forced_path
-        uint64_t ring_nbytes, message_ring_nbytes, first_seq
+        uint64_t staging_nbytes, message_ring_nbytes, first_seq
         unsigned char *key
         sr_tuning *tuning
         sr_flag abort, quiet_until_ns
@@ -83,12 +83,12 @@ cdef extern from "layout.h" nogil:
     const uint64_t SR_PRIVATE
     sr_lane *sr_layout_lane(void *segment, int rank)
     size_t sr_layout_control_nbytes(int nranks)
-    size_t sr_layout_ring_offset(int nranks, size_t ring_nbytes, int rank)
-    size_t sr_layout_lap_nbytes(size_t ring_nbytes)
+    size_t sr_layout_staging_offset(int nranks, size_t staging_nbytes, int rank)
+    size_t sr_layout_lap_nbytes(size_t staging_nbytes)
     size_t sr_layout_message_room_nbytes(size_t message_ring_nbytes)
-    size_t sr_layout_message_ring_offset(int nranks, size_t ring_nbytes, size_t message_ring_nbytes, int sender,
+    size_t sr_layout_message_ring_offset(int nranks, size_t staging_nbytes, size_t message_ring_nbytes, int sender,
                                          int receiver)
-    size_t sr_layout_segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes)
+    size_t sr_layout_segment_nbytes(int nranks, size_t staging_nbytes, size_t message_ring_nbytes)
 
 
 cdef extern from "sync/clock.h" nogil:

@@ -54,7 +54,7 @@ cdef inline uint64_t slot_begin_within(Group *g, uint64_t position, size_t nbyte
 
 
 cdef inline uint64_t slot_begin(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
-    return slot_begin_within(g, position, nbytes, g.ring_nbytes)
+    return slot_begin_within(g, position, nbytes, g.staging_nbytes)
 
 
 cdef inline uint64_t slot_end(Group *g, uint64_t position, size_t nbytes) noexcept nogil:
@@ -62,7 +62,7 @@ cdef inline uint64_t slot_end(Group *g, uint64_t position, size_t nbytes) noexce
 
 
 cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
-    return g.ring[rank] + (begin & (g.lap_nbytes - 1))
+    return g.staging[rank] + (begin & (g.lap_nbytes - 1))
 
 
 # True if no rank still reads the memory to which this rank writes up to `end`. This rank is one of the readers: ranks
@@ -126,7 +126,7 @@ cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_
 cdef inline void begin_stepped(Group *g, Call *c, int slots) noexcept nogil:
     begin_call(g, c)
     publish_line(g, c)
-    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.chunk_nbytes, g.ring_nbytes // slots))
+    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.chunk_nbytes, g.staging_nbytes // slots))
     c.stage.position = c.fold.position = c.down.position = c.copy.position = g.position
     c.stage.offset = c.fold.offset = c.down.offset = c.copy.offset = 0
     c.fold_peer = 0

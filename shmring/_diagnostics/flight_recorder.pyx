@@ -165,9 +165,9 @@ def control_nbytes_of(bytes head not None, uint64_t nbytes):
         return 0
     if not 1 <= header.nranks <= SR_MAX_RANKS:
         raise ValueError(f"its header says {header.nranks} ranks")
-    if not 0 < header.ring_nbytes < most or not 0 < header.message_ring_nbytes < most >> 24:
-        raise ValueError(f"its header says rings of {header.ring_nbytes} and {header.message_ring_nbytes} bytes")
-    if sr_layout_segment_nbytes(header.nranks, header.ring_nbytes, header.message_ring_nbytes) > nbytes:
+    if not 0 < header.staging_nbytes < most or not 0 < header.message_ring_nbytes < most >> 24:
+        raise ValueError(f"its header says rings of {header.staging_nbytes} and {header.message_ring_nbytes} bytes")
+    if sr_layout_segment_nbytes(header.nranks, header.staging_nbytes, header.message_ring_nbytes) > nbytes:
         raise ValueError(f"its header says more than the {nbytes} bytes that there are")
     return sr_layout_control_nbytes(header.nranks)
 

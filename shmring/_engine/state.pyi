@@ -13,7 +13,7 @@ class _Segment(Protocol):
 
 class _Header(TypedDict):
     nranks: int
-    ring_nbytes: int
+    staging_nbytes: int
     tuning: list[dict[str, int]]
 
 class _Stats(TypedDict):
@@ -35,11 +35,11 @@ MEANWHILE: str  # end of the text if a second thread ends or replaces the commun
 KEY_NBYTES: int
 
 def control_nbytes(nranks: int) -> int: ...
-def segment_nbytes(nranks: int, ring_nbytes: int, message_ring_nbytes: int) -> int: ...
+def segment_nbytes(nranks: int, staging_nbytes: int, message_ring_nbytes: int) -> int: ...
 def format_segment(
     address: int,
     nranks: int,
-    ring_nbytes: int,
+    staging_nbytes: int,
     message_ring_nbytes: int,
     *,
     tuning: Sequence[Mapping[str, int]],

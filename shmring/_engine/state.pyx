@@ -20,11 +20,10 @@ from .._core.path_trials cimport FIRST_CLASS_NBYTES, SIZE_CLASSES
 from .._core.placement cimport window_nbytes_of
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_FAULT_KERNELS, SR_FINISHED, SR_KEY_NBYTES, SR_LINES, SR_MAGIC, SR_MAX_RANKS, SR_NO_ABORT,
-    SR_OP_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS,
-    sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane, sr_layout_lap_nbytes,
-    sr_layout_ring_offset, sr_layout_segment_nbytes, sr_liveness, sr_liveness_find_thread, sr_liveness_is_held,
-    sr_liveness_is_unwatched, sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_stack_request,
-    sr_tuning,
+    SR_OP_NBYTES, SR_PROGRESSES, SR_REASON_NBYTES, SR_RECORDS, SR_VIEW_NBYTES, SR_VIEW_WORDS, sr_flag_load, sr_flag_set,
+    sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane, sr_layout_lap_nbytes, sr_layout_segment_nbytes,
+    sr_layout_staging_offset, sr_liveness, sr_liveness_find_thread, sr_liveness_is_held, sr_liveness_is_unwatched,
+    sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_stack_request, sr_tuning,
 )
 from .._core.staging cimport slot_nbytes
 from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, SR_WAITS, Flight, name_in_fingerprint, name_in_record
@@ -76,17 +75,17 @@ def control_nbytes(int nranks):
     return sr_layout_control_nbytes(nranks)
 
 
-def segment_nbytes(int nranks, size_t ring_nbytes, size_t message_ring_nbytes):
+def segment_nbytes(int nranks, size_t staging_nbytes, size_t message_ring_nbytes):
     """Return the bytes of a whole segment, the staging buffers and the message rings included."""
-    return sr_layout_segment_nbytes(nranks, ring_nbytes, message_ring_nbytes)
+    return sr_layout_segment_nbytes(nranks, staging_nbytes, message_ring_nbytes)
 
 
-def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, size_t message_ring_nbytes, *, tuning,
+def format_segment(uintptr_t address, int nranks, size_t staging_nbytes, size_t message_ring_nbytes, *, tuning,
                    int forced_path=0, uint64_t first_seq=0, bytes key=bytes(SR_KEY_NBYTES)):
     """Write the first values of the header and the lanes into zeroed memory, before another process maps it.
 
-    ring_nbytes: the length of a staging buffer; message_ring_nbytes: of a message ring. tuning: the tables for near and
-    for far cores; the header keeps the values that the engine reads. key: secret.
+    staging_nbytes: the length of a staging buffer; message_ring_nbytes: of a message ring. tuning: the tables for near
+    and for far cores; the header keeps the values that the engine reads. key: secret.
     """
     cdef sr_header *header = <sr_header *> address
     cdef sr_lane *lane
@@ -94,7 +93,7 @@ def format_segment(uintptr_t address, int nranks, size_t ring_nbytes, size_t mes
     if len(key) != SR_KEY_NBYTES:
         raise ValueError(f"the key of a segment has {SR_KEY_NBYTES} bytes")
     header.nranks = nranks
-    header.ring_nbytes = ring_nbytes
+    header.staging_nbytes = staging_nbytes
     header.forced_path = forced_path
     for i in range(2):
         header.tuning[i] = tuning[i]
@@ -119,7 +118,7 @@ def header_of(uintptr_t address):
     cdef sr_header *header = <sr_header *> address
     if header.magic != SR_MAGIC:
         raise ValueError("this is not a segment of this version of shmring")
-    return {"nranks": header.nranks, "ring_nbytes": header.ring_nbytes,
+    return {"nranks": header.nranks, "staging_nbytes": header.staging_nbytes,
             "tuning": [header.tuning[0], header.tuning[1]]}
 
 
@@ -127,11 +126,11 @@ def header_of(uintptr_t address):
 
 # True if two slots of the largest chunk fit into a staging buffer, so that one is filled while the other is read, and
 # also the window of slots that some reductions use.
-cdef bint fits_ring(const sr_tuning *tuning, size_t ring_nbytes) noexcept:
+cdef bint fits_staging(const sr_tuning *tuning, size_t staging_nbytes) noexcept:
     cdef uint64_t largest = max(tuning.one_chunk_nbytes, tuning.chunk_nbytes, tuning.exchange_nbytes)
-    if not 0 < tuning.chunk_nbytes or not 0 < tuning.cached_chunk_nbytes < ring_nbytes or not largest < ring_nbytes:
+    if tuning.chunk_nbytes == 0 or not 0 < tuning.cached_chunk_nbytes < staging_nbytes or largest >= staging_nbytes:
         return False
-    return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= ring_nbytes
+    return max(2 * slot_nbytes(largest + SR_CACHE_LINE), window_nbytes_of(tuning)) <= staging_nbytes
 
 
 # True if the last call begun is over several hosts and was not refused.
@@ -193,17 +192,17 @@ cdef class State:
         if (g.header.magic != SR_MAGIC or g.header.nranks != <uint32_t> size or size > <int> SR_MAX_RANKS
                 or not 0 <= rank < size):
             raise ValueError(f"this is not a segment of {size} ranks, or not one of this version of shmring")
-        if segment.nbytes < sr_layout_segment_nbytes(size, g.header.ring_nbytes, g.header.message_ring_nbytes):
+        if segment.nbytes < sr_layout_segment_nbytes(size, g.header.staging_nbytes, g.header.message_ring_nbytes):
             raise ValueError(f"the segment of {size} ranks is only {segment.nbytes} bytes long")
         g.lane = <sr_lane **> calloc(size, sizeof(void *))
-        g.ring = <unsigned char **> calloc(size, sizeof(void *))
+        g.staging = <unsigned char **> calloc(size, sizeof(void *))
         g.source = <const void **> calloc(size + 1, sizeof(void *))
         g.target = <void **> calloc(size + 1, sizeof(void *))
-        if g.lane == NULL or g.ring == NULL or g.source == NULL or g.target == NULL:
+        if g.lane == NULL or g.staging == NULL or g.source == NULL or g.target == NULL:
             raise MemoryError()
         for i in range(size):
             g.lane[i] = sr_layout_lane(g.header, i)
-            g.ring[i] = <unsigned char *> base + sr_layout_ring_offset(size, g.header.ring_nbytes, i)
+            g.staging[i] = <unsigned char *> base + sr_layout_staging_offset(size, g.header.staging_nbytes, i)
         g.rank = rank
         g.size = size
         g.me = g.lane[rank]
@@ -227,9 +226,9 @@ cdef class State:
         set_far(g, g.next_far)
         self.set_wait_policy(pauses=20, brief_pauses=0, brief_yields=0, yield_ns=200_000, sleep_ns=5_000_000,
                              poll_ns=100_000, ping_interval_ns=1_000_000_000, zero_copy_nbytes=0, oversubscribed=False)
-        g.ring_nbytes = g.header.ring_nbytes
-        g.lap_nbytes = sr_layout_lap_nbytes(g.ring_nbytes)
-        if not fits_ring(&g.tunings[0], g.ring_nbytes) or not fits_ring(&g.tunings[1], g.ring_nbytes):
+        g.staging_nbytes = g.header.staging_nbytes
+        g.lap_nbytes = sr_layout_lap_nbytes(g.staging_nbytes)
+        if not fits_staging(&g.tunings[0], g.staging_nbytes) or not fits_staging(&g.tunings[1], g.staging_nbytes):
             raise ValueError("the staging buffers of this communicator are smaller than its tuning needs")
         if (g.tunings[0].small_nbytes != g.tunings[1].small_nbytes
                 or g.tunings[0].small_all_reduce_nbytes != g.tunings[1].small_all_reduce_nbytes
@@ -239,7 +238,7 @@ cdef class State:
 
     def __dealloc__(self):
         free(self.g.lane)
-        free(self.g.ring)
+        free(self.g.staging)
         free(self.g.source)
         free(self.g.target)
         free(self.g.block)

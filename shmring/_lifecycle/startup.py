@@ -254,16 +254,16 @@ def _share_segment(local_sockets: LocalSockets, settings: Settings, deadline: De
 
 def _create_segment(size: int, settings: Settings) -> int:
     tables = thresholds.tables(settings, size)
-    ring_nbytes = thresholds.ring_nbytes(tables, size)
+    staging_nbytes = thresholds.staging_nbytes(tables, size)
     message_ring_nbytes = settings.message_ring_nbytes or tables[0]["message_ring_nbytes"]
-    fd = segments.create(segment_nbytes(size, ring_nbytes, message_ring_nbytes), kind=settings.segment)
+    fd = segments.create(segment_nbytes(size, staging_nbytes, message_ring_nbytes), kind=settings.segment)
     try:
         segments.allocate(fd, 0, control_nbytes(size), purpose="a communicator")
         mapping = segments.Mapping(fd, control_nbytes(size))
         format_segment(
             mapping.address,
             size,
-            ring_nbytes,
+            staging_nbytes,
             message_ring_nbytes,
             forced_path=_FORCED_DISTANCES.get(settings.path, 0),
             tuning=tables,

@@ -604,7 +604,7 @@ cdef int step_incoming(Matching *m, int source) noexcept nogil:
 # Open one end of the ring between two ranks of this host. other: rank at the other end.
 cdef void open_end(Matching *m, sr_ring_end *end, int sender, int receiver, int other) noexcept nogil:
     cdef sr_header *header = m.g.header
-    cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.ring_nbytes, m.ring_nbytes, sender, receiver)
+    cdef size_t offset = sr_layout_message_ring_offset(m.g.size, header.staging_nbytes, m.ring_nbytes, sender, receiver)
     cdef unsigned char *head = <unsigned char *> header + offset
     sr_ring_open_end(end, <sr_ring *> head, head + SR_PAGE, m.ring_nbytes,
                      sr_ring_first(header.first_seq, m.ring_nbytes), &m.g.lane[other].p2p_event, m.g.kernels.copy,

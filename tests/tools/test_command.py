@@ -21,7 +21,7 @@ from waiting import wait_until
 
 import shmring
 from shmring._config.settings import Settings
-from shmring._config.thresholds import ring_nbytes, tables
+from shmring._config.thresholds import staging_nbytes, tables
 from shmring._engine.state import control_nbytes, format_segment, segment_nbytes
 from shmring._system import segments
 from shmring.tools import _attach, command
@@ -266,11 +266,11 @@ class Damaged:
 
     def __init__(self, nranks=3, *, kind="memfd"):
         tuned = tables(Settings(tuning="none"), nranks)
-        ring = ring_nbytes(tuned, nranks)
+        nbytes = staging_nbytes(tuned, nranks)
         self.control_nbytes = control_nbytes(nranks)
-        self.fd = segments.create(segment_nbytes(nranks, ring, MESSAGE_RING_NBYTES), kind=kind)
+        self.fd = segments.create(segment_nbytes(nranks, nbytes, MESSAGE_RING_NBYTES), kind=kind)
         mapping = segments.Mapping(self.fd, self.control_nbytes)
-        format_segment(mapping.address, nranks, ring, MESSAGE_RING_NBYTES, tuning=tuned)
+        format_segment(mapping.address, nranks, nbytes, MESSAGE_RING_NBYTES, tuning=tuned)
         mapping.close()
 
     def __enter__(self):

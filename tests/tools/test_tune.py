@@ -297,7 +297,7 @@ def test_the_environment_says_from_where_on_there_are_single_copies():
 @pytest.mark.parametrize("depth", [2, 3, 4, 8])
 def test_rings_are_as_deep_as_the_environment_says(depth):
     tables = thresholds.tables(Settings(tuning="none", chunk_nbytes=1 << 20, depth=depth), 2)
-    slot_nbytes = thresholds.ring_nbytes(tables, 2) / depth
+    slot_nbytes = thresholds.staging_nbytes(tables, 2) / depth
     assert 1 << 20 < slot_nbytes < (1 << 20) + 4096
 
 
