@@ -18,7 +18,7 @@ from .._core.segment cimport SR_STAGED, sr_flag, sr_flag_reached
 from .._core.staging cimport (
     blocked_on_credit, fold_hop, give_credit, has_credit, next_chunk, slot, slot_begin, slot_end, whole_items,
 )
-from .staged cimport step_shared
+from .staged cimport step_in_place
 
 
 cdef enum:
@@ -73,8 +73,8 @@ cdef inline int step_chain(Group *g, Call *c) noexcept nogil:
         status = step_line_before(g, c)
         if status != DONE:
             return status
-    if c.zero_copy:
-        return step_shared(g, c)
+    if c.in_place:
+        return step_in_place(g, c)
     if c.fold.offset < c.nbytes and partial_is_there(g, c) and may_hand_on(g, c):
         fold_link(g, c)
         return PROGRESSED
@@ -97,7 +97,7 @@ cdef inline int step_chain(Group *g, Call *c) noexcept nogil:
 # call with those of all ranks before. As in staged, the lines of later ranks are compared some calls later.
 cdef inline int step_line_before(Group *g, Call *c) noexcept nogil:
     cdef int status = DONE
-    if not repeats_last(g, c) or may_ping(g, c) or c.zero_copy:
+    if not repeats_last(g, c) or may_ping(g, c) or c.in_place:
         return step_lines(g, c)
     if g.rank > 0:
         status = check_line(g, c, g.rank - 1, c.seq, c.fingerprint)

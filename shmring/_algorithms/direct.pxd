@@ -20,7 +20,7 @@ from .._core.staging cimport (
     blocked_on_credit, chunk_of_reduce, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
     whole_items,
 )
-from .staged cimport step_shared
+from .staged cimport step_in_place
 
 
 # ---- chunks ------------------------------------------------------------------------------------------------------
@@ -88,13 +88,13 @@ cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noex
 cdef inline int step_direct(Group *g, Call *c) noexcept nogil:
     cdef int status
     cdef bint stages, copies
-    if c.zero_copy:
+    if c.in_place:
         # The others' lines show whether their arrays are shared as well. Nothing is staged before that is known.
         status = step_lines(g, c)
         if status != DONE:
             return status
-        if c.zero_copy:
-            return step_shared(g, c)
+        if c.in_place:
+            return step_in_place(g, c)
     stages = can_stage(g, c)
     if not c.lines_seen or c.ping:
         if stages:

@@ -8,7 +8,7 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_zero_copy, step_lines
+from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_in_place, step_lines
 from .._core.group cimport (
     ABORTED, ALL_GATHER, ALL_TO_ALL, BLOCKED, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE,
     SCAN, SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
@@ -120,9 +120,9 @@ cdef enum:
 
 
 cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
-    if c.zero_copy and lies_in_private(g, c, giver):
+    if c.in_place and lies_in_private(g, c, giver):
         return read_private(g, c, giver, there, nbytes)
-    if c.zero_copy or ((c.kind == ALL_GATHER or c.kind == ALL_TO_ALL) and nbytes < LEAST_BOTH_WAYS_NBYTES):
+    if c.in_place or ((c.kind == ALL_GATHER or c.kind == ALL_TO_ALL) and nbytes < LEAST_BOTH_WAYS_NBYTES):
         g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
     else:
         copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))
@@ -192,24 +192,24 @@ cdef inline int blocked_on_giver(Group *g, Call *c) noexcept nogil:
 
 
 # True if all ranks that give this rank data offer them in place. Their call lines have arrived.
-cdef inline bint givers_offer_zero_copy(Group *g, Call *c) noexcept nogil:
+cdef inline bint givers_offer_in_place(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
-        if takes_from(g, c, g.rank, giver) and not offers_zero_copy(g, c, giver):
+        if takes_from(g, c, g.rank, giver) and not offers_in_place(g, c, giver):
             return False
     return True
 
 
-# As step_lines. A rank that only takes learns from the lines of its givers whether the call is zero-copy. A rank that
+# As step_lines. A rank that only takes learns from the lines of its givers whether the call is in place. A rank that
 # gives data and offers them in place needs all lines: another rank may not offer its own. One that has staged its
 # data knows that the call is not read in place.
 cdef inline int step_givers_lines(Group *g, Call *c) noexcept nogil:
     cdef int status
-    if not goes_ahead(g, c) or may_ping(g, c) or (c.zero_copy and gives(g, c, g.rank)):
+    if not goes_ahead(g, c) or may_ping(g, c) or (c.in_place and gives(g, c, g.rank)):
         return step_lines(g, c)
     status = await_givers(g, c)
-    if status == DONE and c.zero_copy:
-        c.zero_copy = givers_offer_zero_copy(g, c)
+    if status == DONE and c.in_place:
+        c.in_place = givers_offer_in_place(g, c)
     return status
 
 
@@ -263,7 +263,7 @@ cdef inline int step_exchange(Group *g, Call *c) noexcept nogil:
     cdef bint stages
     cdef int status
     if not c.announced:
-        if gives(g, c, g.rank) and not c.zero_copy:
+        if gives(g, c, g.rank) and not c.in_place:
             if not has_credit(g, piece_end(g, c, &c.stage)):
                 return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
             stage_pieces(g, c)
@@ -280,13 +280,13 @@ cdef inline int step_exchange(Group *g, Call *c) noexcept nogil:
         status = step_givers_lines(g, c)
         if status != DONE:
             return status
-        if c.zero_copy:
+        if c.in_place:
             return PROGRESSED
         if not takes(c, g.rank):
             skip_taking(g, c)
         stages = can_stage_pieces(g, c)
-    if c.zero_copy:
-        return step_shared(g, c)
+    if c.in_place:
+        return step_in_place(g, c)
     if stages and c.stage.offset < c.copy.offset + 2 * c.chunk_nbytes:
         stage_and_publish(g, c)
         return PROGRESSED
@@ -305,12 +305,12 @@ cdef inline int step_exchange(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
-    return (gives(g, c, g.rank) and not c.zero_copy and c.stage.offset < c.nbytes
+    return (gives(g, c, g.rank) and not c.in_place and c.stage.offset < c.nbytes
             and has_credit(g, piece_end(g, c, &c.stage)))
 
 
-# Pass over all slots, on a rank that takes nothing. Called only once the call is known not to be zero-copy, because a
-# zero-copy call leaves the positions to the next call.
+# Pass over all slots, on a rank that takes nothing. Called only once the call is known not to be in place, because a
+# call in place leaves the positions to the next call.
 cdef inline void skip_taking(Group *g, Call *c) noexcept nogil:
     while c.copy.offset < c.nbytes:
         advance_piece(g, c, &c.copy)
@@ -329,7 +329,7 @@ cdef inline void stage_and_publish(Group *g, Call *c) noexcept nogil:
 
 # True if the giver's call line announced the chunk: it announces the first one, if the giver has staged it.
 cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
-    return c.copy.offset == 0 and not offers_zero_copy(g, c, giver)
+    return c.copy.offset == 0 and not offers_in_place(g, c, giver)
 
 
 cdef inline bint pieces_are_there(Group *g, Call *c) noexcept nogil:
@@ -354,10 +354,10 @@ cdef inline int finish_exchange(Group *g, Call *c) noexcept nogil:
     return DONE
 
 
-# ---- zero-copy -----------------------------------------------------------------------------------------------
+# ---- in place ------------------------------------------------------------------------------------------------
 
 cdef enum:
-    SHARED_STEP_NBYTES = 1 << 20   # moved in one step, so that other calls get their turn
+    IN_PLACE_STEP_NBYTES = 1 << 20   # moved in one step, so that other calls get their turn
 
 
 # The address of a giver's x: in this process, or in the giver's for private memory; NULL if the descriptor is invalid.
@@ -405,7 +405,7 @@ cdef inline void find_pieces(Group *g, Call *c) noexcept nogil:
         g.source[giver] = c.taken[giver].there + c.copy.offset
 
 
-cdef inline int step_shared(Group *g, Call *c) noexcept nogil:
+cdef inline int step_in_place(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not c.has_finished:
         status = reduce_and_push(g, c) if is_sliced(c) else pull(g, c)
@@ -442,7 +442,7 @@ cdef inline uint32_t streams_push(const Group *g, const Call *c, int rank) noexc
 cdef inline int reduce_and_push(Group *g, Call *c) noexcept nogil:
     cdef size_t begin = sr_slice_begin_grained(c.count, g.size, g.rank, SR_CACHE_LINE // c.itemsize)
     cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
-    cdef size_t length = SHARED_STEP_NBYTES // c.itemsize
+    cdef size_t length = IN_PLACE_STEP_NBYTES // c.itemsize
     cdef uint32_t stream = 0
     cdef int status, rank
     begin += c.fold.offset // c.itemsize
@@ -469,7 +469,7 @@ cdef inline int reduce_and_push(Group *g, Call *c) noexcept nogil:
 
 # All other kinds: take this rank's pieces straight from every giver's x.
 cdef inline int pull(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> SHARED_STEP_NBYTES)
+    cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> IN_PLACE_STEP_NBYTES)
     cdef int status = DONE
     if takes(c, g.rank):
         if c.taken != NULL:

@@ -22,9 +22,9 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
     return <sr_descriptor *> line_of(g, rank, c.seq).payload
 
 
-# True if `rank` offers zero-copy; it has then staged nothing before its line. Its x, if other ranks read it, is shared,
-# or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
-cdef inline bint offers_zero_copy(Group *g, Call *c, int rank) noexcept nogil:
+# True if `rank` offers its arrays in place; it has then staged nothing before its line. Its x, if other ranks read it, is
+# shared, or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
+cdef inline bint offers_in_place(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives_in_place(g, c, rank)):
         return False
@@ -80,7 +80,7 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     if may_ping(g, c):
         mine.far = g.next_far
         mine.ping = g.rank == 0 and sr_now_ns() - g.pinged_ns >= g.ping_interval_ns
-    c.zero_copy = offers_zero_copy(g, c, g.rank)
+    c.in_place = offers_in_place(g, c, g.rank)
     c.ping = False
     c.has_finished = False
     c.fold_peer = c.copy_peer = 0
@@ -88,15 +88,15 @@ cdef inline void describe(Group *g, Call *c) noexcept nogil:
     c.announced = False
 
 
-# Read the descriptors of all ranks: the call is zero-copy only if every rank offers it. Rank 0's descriptor has the new
+# Read the descriptors of all ranks: the call is in place only if every rank offers it. Rank 0's descriptor has the new
 # distance, says whether to measure it again, and has the path of the next call, unless one rank alone gives data.
 cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *rank_0 = descriptor(g, c, 0)
     cdef int rank
-    if c.zero_copy:
+    if c.in_place:
         for rank in range(g.size):
-            if not offers_zero_copy(g, c, rank):
-                c.zero_copy = False
+            if not offers_in_place(g, c, rank):
+                c.in_place = False
     g.announced_far = rank_0.far
     c.ping = rank_0.ping != 0
     if c.choice != NULL and not has_one_giver(g, c):

@@ -200,11 +200,11 @@ cdef struct Call:
     bint lines_seen            # the lines that this rank needs have arrived and agree
     bint announced             # a staged call: this rank's line is published
     bint relayed               # a rank may wait for one that waits itself: rank_to_blame compares their progress
-    bint zero_copy             # as far as known, nothing is staged: arrays are read in place
+    bint in_place              # as far as known, nothing is staged: arrays are read in place
     bint single_copy           # some of them are private and read through the kernel
     int error                  # errno: UNREADABLE, of the read; LOST, of the connection, or 0 if it was closed
     bint ping                  # the distance is being measured
-    bint has_finished          # zero-copy: this rank is done, and waits until the others are
+    bint has_finished          # in place: this rank is done, and waits until the others are
     int round_trips            # of the measurement so far
     Choice *choice             # the path of this call is measured; else NULL
     bint chooses               # this rank chooses the path of such calls
