@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
-from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, Choice
+from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, PathTrials
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
     sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
@@ -318,19 +318,19 @@ cdef class Endpoint:
     # Return the paths of the next messages: {dest: {"private" or "shared": {least bytes of the class: path}}}.
     cdef dict chosen_paths(self):
         cdef Peer *p
-        cdef Choice *choice
+        cdef PathTrials *trials
         cdef size_t nbytes
         cdef int rank, shared, at
         found = {}
         for rank in range(self.matching.size if self.matching.peer != NULL else 0):
             p = &self.matching.peer[rank]
-            for shared in range(2 if p.choice != NULL else 0):
+            for shared in range(2 if p.trials != NULL else 0):
                 for at in range(SIZE_CLASSES):
-                    choice = &p.choice[shared][at]
-                    if not choice.used:
+                    trials = &p.trials[shared][at]
+                    if not trials.used:
                         continue
                     nbytes = FIRST_CLASS_NBYTES << at
-                    if choice.path == READ_IN_PLACE:
+                    if trials.path == READ_IN_PLACE:
                         path = "zero_copy" if shared else "single_copy"
                     else:
                         path = "streamed_ring" if is_streamed(&self.engine.g, p, nbytes) else "ring"
@@ -372,9 +372,9 @@ cdef class Endpoint:
         cdef Group *g = &self.engine.g
         cdef size_t nbytes = self.matching.ring_nbytes
         cdef Peer *p = &self.matching.peer[rank]
-        if p.choice == NULL:
-            p.choice = <Choice[SIZE_CLASSES] *> calloc(2, sizeof(p.choice[0]))
-            if p.choice == NULL:
+        if p.trials == NULL:
+            p.trials = <PathTrials[SIZE_CLASSES] *> calloc(2, sizeof(p.trials[0]))
+            if p.trials == NULL:
                 raise MemoryError()
         offset = sr_layout_message_ring_offset(g.size, g.header.staging_nbytes, nbytes, g.rank, p.lane)
         nbytes = sr_layout_message_room_nbytes(nbytes)
@@ -600,7 +600,7 @@ cdef void free_tables(Matching *m) noexcept:
     if m.peer != NULL:
         for rank in range(m.size):
             free(m.peer[rank].numbers_in_use)
-            free(m.peer[rank].choice)
+            free(m.peer[rank].trials)
     free(m.peer)
     free(m.seen)
     free(m.source)

@@ -8,7 +8,7 @@ from .group cimport (
     AUTO, DONE, SINGLE_COPY, ZERO_COPY, Call, Group, await_lines, count_path, gives, gives_in_place, is_sliced, line_of,
     set_far, takes,
 )
-from .path_choice cimport begin_path, choice_of, chooser_of, counts_waits, has_one_giver, note_path
+from .path_choice cimport begin_path, chooser_of, counts_waits, has_one_giver, note_path, trials_of
 from .path_trials cimport is_timed
 from .segment cimport SR_CACHE_LINE, SR_PRIVATE, sr_descriptor, sr_now_ns
 from .single_copy cimport can_be_read, is_worth_single_copy
@@ -22,8 +22,8 @@ cdef inline sr_descriptor *descriptor(Group *g, Call *c, int rank) noexcept nogi
     return <sr_descriptor *> line_of(g, rank, c.seq).payload
 
 
-# True if `rank` offers its arrays in place; it has then staged nothing before its line. Its x, if other ranks read it, is
-# shared, or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
+# True if `rank` offers its arrays in place; it has then staged nothing before its line. Its x, if other ranks read it,
+# is shared, or private and readable; its out, if other ranks put results into it (all_reduce, reduce), is shared.
 cdef inline bint offers_in_place(Group *g, Call *c, int rank) noexcept nogil:
     cdef sr_descriptor *theirs = descriptor(g, c, rank)
     if c.algorithm != AUTO or (theirs.x_block == 0 and gives_in_place(g, c, rank)):
@@ -49,25 +49,25 @@ cdef inline bint may_ping(Group *g, Call *c) noexcept nogil:
 
 # Begin a measured call: time it, if this rank chooses the path.
 cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
-    if not c.choice.used:
+    if not c.trials.used:
         begin_path(g, c)
-    c.chooses = chooser_of(g, c) == g.rank
-    if c.chooses and is_timed(c.choice):
+    c.runs_trials = chooser_of(g, c) == g.rank
+    if c.runs_trials and is_timed(c.trials):
         c.begin_ns = sr_now_ns()
-        c.gap_ns = c.begin_ns - c.choice.ended_ns
+        c.gap_ns = c.begin_ns - c.trials.ended_ns
         c.lines_awaited_ns = 0
 
 
 # Fill this rank's descriptor, which the caller publishes, and set the call's progress to its begin.
 cdef inline void describe(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
-    c.choice = choice_of(g, c)
-    c.chooses = False
+    c.trials = trials_of(g, c)
+    c.runs_trials = False
     c.begin_ns = 0
-    if c.choice != NULL:
+    if c.trials != NULL:
         begin_measured(g, c)
-    mine.next_in_place = c.choice != NULL and c.choice.path
-    mine.x_block = c.x_block if c.choice == NULL or c.choice.in_place else 0
+    mine.next_in_place = c.trials != NULL and c.trials.path
+    mine.x_block = c.x_block if c.trials == NULL or c.trials.in_place else 0
     mine.x_offset = c.x_offset
     mine.out_block = c.out_block
     mine.out_offset = c.out_offset
@@ -99,8 +99,8 @@ cdef inline void read_descriptors(Group *g, Call *c) noexcept nogil:
                 c.in_place = False
     g.announced_far = rank_0.far
     c.ping = rank_0.ping != 0
-    if c.choice != NULL and not has_one_giver(g, c):
-        c.choice.in_place = rank_0.next_in_place != 0
+    if c.trials != NULL and not has_one_giver(g, c):
+        c.trials.in_place = rank_0.next_in_place != 0
 
 
 # Rank 0: leave the wait for other ranks' lines out of the time of a measured call; see counts_waits.
@@ -136,7 +136,7 @@ cdef inline int step_lines(Group *g, Call *c) noexcept nogil:
 # next call on.
 cdef inline void finish(Group *g, Call *c, int path) noexcept nogil:
     count_path(g, path)
-    if c.chooses:
+    if c.runs_trials:
         note_path(g, c, path == SINGLE_COPY or path == ZERO_COPY)
     if g.far != g.announced_far:
         set_far(g, g.announced_far != 0)

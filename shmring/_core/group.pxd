@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr
 from libc.string cimport memcpy
 
 from .kernels cimport SR_BOOL, SR_DTYPES, SR_LAND, sr_kernels
-from .path_trials cimport SIZE_CLASSES, Choice
+from .path_trials cimport SIZE_CLASSES, PathTrials
 from .segment cimport (
     SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_LINES, SR_NO_ABORT, SR_RECORDS, SR_UNDER_WAY, sr_abort_pack, sr_abort_set,
     sr_call_line, sr_event_signal, sr_flag, sr_flag_load, sr_flag_publish, sr_flag_reached, sr_header, sr_lane,
@@ -76,7 +76,7 @@ cdef struct Stats:
 
 
 cdef enum:
-    CHOICE_KINDS = 10     # kinds of calls whose path may be measured, from ALL_REDUCE to ALL_TO_ALL
+    TRIAL_KINDS = 10      # kinds of calls whose path may be measured, from ALL_REDUCE to ALL_TO_ALL
 
 
 cdef struct Call
@@ -116,7 +116,7 @@ cdef struct Group:
     bint single_copy           # every rank can read the private memory of every other rank
     const void *read_at        # the array of this rank that was last offered for a single copy, ...
     uint64_t read_ns           # ... and the time of that call
-    Choice[2][CHOICE_KINDS][SIZE_CLASSES] choice   # first of private arrays, then of shared ones
+    PathTrials[2][TRIAL_KINDS][SIZE_CLASSES] path_trials   # first of private arrays, then of shared ones
     const void **source        # scratch by rank, valid within one step
     void **target              # scratch by rank, valid within one step
     Block *block               # sorted by own
@@ -206,8 +206,8 @@ cdef struct Call:
     bint ping                  # the distance is being measured
     bint has_finished          # in place: this rank is done, and waits until the others are
     int round_trips            # of the measurement so far
-    Choice *choice             # the path of this call is measured; else NULL
-    bint chooses               # this rank chooses the path of such calls
+    PathTrials *trials         # the path of this call is measured; else NULL
+    bint runs_trials           # this rank chooses the path of such calls
     uint64_t begin_ns          # if this rank times the call: its begin, plus the wait for call lines; else 0
     uint64_t gap_ns            # ... and the time since the last such call, if that was timed
     uint64_t lines_awaited_ns  # begin of that wait; 0: none

@@ -14,8 +14,8 @@ from .group cimport (
     is_scan, is_sliced, takes,
 )
 from .path_trials cimport (
-    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, MOST_PATIENCE, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice,
-    Timing, begin_choice, note_call, size_class,
+    FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, MOST_PATIENCE, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, PathTrials,
+    Timing, init_trials, note_call, size_class,
 )
 
 
@@ -57,8 +57,8 @@ cdef inline size_t least_measured(const Call *c, bint shared) noexcept nogil:
     return LEAST_SLICED_NBYTES if is_sliced(c) else LEAST_SHARED_NBYTES
 
 
-# Return the choice that holds for the call, or NULL if this rank uses none.
-cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
+# Return the trials that hold for the call, or NULL if this rank uses none.
+cdef inline PathTrials *trials_of(Group *g, const Call *c) noexcept nogil:
     cdef bint shared = c.x_block != 0
     cdef int chooser
     if c.nbytes < least_measured(c, shared) or c.given != NULL or c.algorithm != AUTO:
@@ -68,16 +68,16 @@ cdef inline Choice *choice_of(Group *g, const Call *c) noexcept nogil:
             or not (shared or (g.single_copy and is_moved(g, c)))
             or (is_sliced(c) and takes(c, g.rank) and c.out_block == 0)):   # never in place
         return NULL
-    return &g.choice[shared][c.kind][size_class(c.nbytes)]
+    return &g.path_trials[shared][c.kind][size_class(c.nbytes)]
 
 
 # On every rank: begin to measure the class of a call: shared arrays are first read in place, private ones are not.
 cdef inline void begin_path(const Group *g, const Call *c) noexcept nogil:
     cdef bint shared = c.x_block != 0
-    begin_choice(c.choice, READ_IN_PLACE if shared else THROUGH_SLOTS, c.nbytes,
-                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.staging_nbytes,
-                 MOST_PATIENCE if is_sliced(c) else 1)
-    c.choice.in_place = shared
+    init_trials(c.trials, READ_IN_PLACE if shared else THROUGH_SLOTS, c.nbytes,
+                FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.staging_nbytes,
+                MOST_PATIENCE if is_sliced(c) else 1)
+    c.trials.in_place = shared
 
 
 # True if the time of a call includes the wait for other ranks' lines: for a rank that alone gives data, since the
@@ -95,6 +95,6 @@ cdef inline Timing timing_of(const Group *g, const Call *c) noexcept nogil:
 # The chooser: note a call that has ended. A rank that alone gives data takes the new path in its next call, since no
 # other rank has to know the path in advance.
 cdef inline void note_path(const Group *g, const Call *c, bint in_place) noexcept nogil:
-    note_call(c.choice, timing_of(g, c), READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns, c.gap_ns)
+    note_call(c.trials, timing_of(g, c), READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns, c.gap_ns)
     if has_one_giver(g, c):
-        c.choice.in_place = c.choice.path
+        c.trials.in_place = c.trials.path

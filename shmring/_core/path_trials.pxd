@@ -64,7 +64,7 @@ cdef enum:
 
 
 # The measured path of the calls of one class. Only the rank that chooses uses the members after `in_place`.
-cdef struct Choice:
+cdef struct PathTrials:
     bint used                  # there was such a call
     bint in_place              # of a collective: the path of the next call, as announced; 0: through slots
     int best                   # the path that was faster when both were last tried
@@ -91,46 +91,46 @@ cdef inline int size_class(size_t nbytes) noexcept nogil:
 
 
 # Begin to measure the class of a call of nbytes. interval: calls before the first trial.
-cdef inline void begin_choice(Choice *choice, int path, size_t nbytes, uint32_t interval, uint32_t most_gaps,
-                              size_t ring_nbytes, uint32_t patience=1) noexcept nogil:
+cdef inline void init_trials(PathTrials *trials, int path, size_t nbytes, uint32_t interval, uint32_t most_gaps,
+                             size_t ring_nbytes, uint32_t patience=1) noexcept nogil:
     cdef bint is_long = nbytes >= LONG_CALL_NBYTES
-    choice.used = True
-    choice.patience = 1 if is_long else patience
-    choice.timed_windows = 1 if is_long else TIMED_WINDOWS * patience
-    choice.best = choice.path = path
-    choice.interval = interval
-    choice.most_gaps = most_gaps
-    choice.ring_nbytes = ring_nbytes
+    trials.used = True
+    trials.patience = 1 if is_long else patience
+    trials.timed_windows = 1 if is_long else TIMED_WINDOWS * patience
+    trials.best = trials.path = path
+    trials.interval = interval
+    trials.most_gaps = most_gaps
+    trials.ring_nbytes = ring_nbytes
 
 
 # True if the call, which has not begun, is to be timed. The last window before a trial always is.
-cdef inline bint is_timed(const Choice *choice) noexcept nogil:
-    return (choice.path != choice.best or choice.count + WINDOW_CALLS >= choice.interval
-            or choice.count % (choice.timed_windows * WINDOW_CALLS) >= (choice.timed_windows - 1) * WINDOW_CALLS)
+cdef inline bint is_timed(const PathTrials *trials) noexcept nogil:
+    return (trials.path != trials.best or trials.count + WINDOW_CALLS >= trials.interval
+            or trials.count % (trials.timed_windows * WINDOW_CALLS) >= (trials.timed_windows - 1) * WINDOW_CALLS)
 
 
 # Note the time of a call, in picoseconds a byte, since the calls of a class differ in length. It includes the gap since
 # the last call of its class: a rank writes its array more slowly after other ranks have read it in place. Most of a
 # long gap says nothing about the path.
-cdef inline void note_time(Choice *choice, Timing timing, size_t nbytes, uint64_t took_ns,
+cdef inline void note_time(PathTrials *trials, Timing timing, size_t nbytes, uint64_t took_ns,
                            uint64_t gap_ns) noexcept nogil:
-    cdef uint64_t time = 1 + (took_ns + min(gap_ns, choice.most_gaps * took_ns)) * 1000 // nbytes
-    if choice.timed == 0:
-        choice.time = time
+    cdef uint64_t time = 1 + (took_ns + min(gap_ns, trials.most_gaps * took_ns)) * 1000 // nbytes
+    if trials.timed == 0:
+        trials.time = time
     elif timing == MEAN_ON_SHARED_CPUS:
-        choice.time = mean_with(choice, time)
+        trials.time = mean_with(trials, time)
     elif timing == MEAN_CALL:
-        if choice.timed == 1:
-            choice.time = min(choice.time, 2 * time)
-        choice.time = mean_with(choice, min(time, 2 * choice.time))
+        if trials.timed == 1:
+            trials.time = min(trials.time, 2 * time)
+        trials.time = mean_with(trials, min(time, 2 * trials.time))
     else:
-        choice.time = min(choice.time, time)
-    choice.timed += 1
+        trials.time = min(trials.time, time)
+    trials.timed += 1
 
 
 # Return the mean of the calls so far and one more.
-cdef inline uint64_t mean_with(const Choice *choice, uint64_t time) noexcept nogil:
-    return (choice.time * choice.timed + time) // (choice.timed + 1)
+cdef inline uint64_t mean_with(const PathTrials *trials, uint64_t time) noexcept nogil:
+    return (trials.time * trials.timed + time) // (trials.timed + 1)
 
 
 # The part of the time that another path has to save: one in so many.
@@ -143,76 +143,76 @@ cdef inline uint64_t least_gain(Timing timing) noexcept nogil:
 # Note a call that has ended. begin_ns: 0 if it was not timed. The first call on another path does not count, since it
 # follows a call on the old one. If all ranks give data, the path is announced a call ahead: the first call of a trial
 # still takes the old path, and the second one does not count.
-cdef inline void note_call(Choice *choice, Timing timing, int path, size_t nbytes, uint64_t begin_ns,
+cdef inline void note_call(PathTrials *trials, Timing timing, int path, size_t nbytes, uint64_t begin_ns,
                            uint64_t gap_ns) noexcept nogil:
-    cdef bint follows_timed = choice.ended_ns != NOT_TIMED
-    choice.ended_ns = NOT_TIMED
-    if begin_ns and path == choice.path:
-        choice.ended_ns = sr_now_ns()
+    cdef bint follows_timed = trials.ended_ns != NOT_TIMED
+    trials.ended_ns = NOT_TIMED
+    if begin_ns and path == trials.path:
+        trials.ended_ns = sr_now_ns()
         if follows_timed:
-            note_time(choice, timing, nbytes, choice.ended_ns - begin_ns, gap_ns)
-    choice.count += 1
-    if choice.path == choice.best:
-        if choice.count % WINDOW_CALLS == 0:
-            end_window(choice, timing)
+            note_time(trials, timing, nbytes, trials.ended_ns - begin_ns, gap_ns)
+    trials.count += 1
+    if trials.path == trials.best:
+        if trials.count % WINDOW_CALLS == 0:
+            end_window(trials, timing)
     else:
-        step_trial(choice, timing, nbytes)
+        step_trial(trials, timing, nbytes)
 
 
 # Begin a trial if it is time for it. If ranks share CPUs, the times of two windows differ too much to say whether
 # something has changed.
-cdef inline void end_window(Choice *choice, Timing timing) noexcept nogil:
-    cdef bint is_faster = 4 * choice.time < 3 * choice.before
-    cdef bint is_slower = 3 * choice.time > 4 * choice.before
-    cdef bint is_known = choice.timed > 0 and choice.before != NOT_TIMED
-    cdef bint may_be_sooner = choice.interval >= LEAST_SOONER and timing != MEAN_ON_SHARED_CPUS
+cdef inline void end_window(PathTrials *trials, Timing timing) noexcept nogil:
+    cdef bint is_faster = 4 * trials.time < 3 * trials.before
+    cdef bint is_slower = 3 * trials.time > 4 * trials.before
+    cdef bint is_known = trials.timed > 0 and trials.before != NOT_TIMED
+    cdef bint may_be_sooner = trials.interval >= LEAST_SOONER and timing != MEAN_ON_SHARED_CPUS
     cdef bint has_changed = is_known and may_be_sooner and (is_faster or is_slower)
-    cdef bint is_due = choice.count >= (choice.interval // SOONER if has_changed else choice.interval)
-    if choice.timed > 0 and (is_due or not has_changed):
-        choice.before = choice.time
+    cdef bint is_due = trials.count >= (trials.interval // SOONER if has_changed else trials.interval)
+    if trials.timed > 0 and (is_due or not has_changed):
+        trials.before = trials.time
     if is_due:
-        choose(choice, 1 - choice.best)
-    choice.timed = 0
+        take_path(trials, 1 - trials.best)
+    trials.timed = 0
 
 
 # After a call of a trial: end the trial if it is long enough, or hopeless.
-cdef inline void step_trial(Choice *choice, Timing timing, size_t nbytes) noexcept nogil:
+cdef inline void step_trial(PathTrials *trials, Timing timing, size_t nbytes) noexcept nogil:
     cdef bint takes_thrice, takes_twice, takes_a_third_more
-    if choice.count == 1:
-        begin_trial(choice, nbytes)
-    takes_thrice = choice.timed > 1 and choice.time > 3 * choice.before
-    takes_twice = choice.timed > 1 and choice.time > 2 * choice.before
-    takes_a_third_more = choice.timed > 1 and 3 * choice.time > 4 * choice.before
-    if choice.count < choice.settling:
-        if takes_thrice and 2 * choice.count >= choice.settling:
-            end_trial(choice, least_gain(timing))
-    elif choice.count == choice.settling:
-        choice.timed = 0
-    elif (choice.count >= choice.settling + choice.wanted
-            or (takes_twice and choice.count >= choice.settling + choice.wanted // 4)
-            or (takes_a_third_more and choice.count >= choice.settling + choice.wanted // 2)):
-        end_trial(choice, least_gain(timing))
+    if trials.count == 1:
+        begin_trial(trials, nbytes)
+    takes_thrice = trials.timed > 1 and trials.time > 3 * trials.before
+    takes_twice = trials.timed > 1 and trials.time > 2 * trials.before
+    takes_a_third_more = trials.timed > 1 and 3 * trials.time > 4 * trials.before
+    if trials.count < trials.settling:
+        if takes_thrice and 2 * trials.count >= trials.settling:
+            end_trial(trials, least_gain(timing))
+    elif trials.count == trials.settling:
+        trials.timed = 0
+    elif (trials.count >= trials.settling + trials.wanted
+            or (takes_twice and trials.count >= trials.settling + trials.wanted // 4)
+            or (takes_a_third_more and trials.count >= trials.settling + trials.wanted // 2)):
+        end_trial(trials, least_gain(timing))
 
 
 # Set the length of a trial from that of its first call.
-cdef inline void begin_trial(Choice *choice, size_t nbytes) noexcept nogil:
-    cdef size_t calls_in_ring = choice.ring_nbytes // nbytes if choice.path == THROUGH_SLOTS else 0
-    choice.settling = min(calls_in_ring, <size_t> MOST_SETTLING_CALLS)
-    choice.wanted = min(max(TRIED_NBYTES // nbytes, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
+cdef inline void begin_trial(PathTrials *trials, size_t nbytes) noexcept nogil:
+    cdef size_t calls_in_ring = trials.ring_nbytes // nbytes if trials.path == THROUGH_SLOTS else 0
+    trials.settling = min(calls_in_ring, <size_t> MOST_SETTLING_CALLS)
+    trials.wanted = min(max(TRIED_NBYTES // nbytes, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
 
 
 # End a trial: keep the path if it is faster.
-cdef inline void end_trial(Choice *choice, uint64_t gain) noexcept nogil:
+cdef inline void end_trial(PathTrials *trials, uint64_t gain) noexcept nogil:
     cdef uint64_t lost_calls = 0   # what the trial has cost
-    if choice.timed > 0 and gain * choice.time < (gain - 1) * choice.before:
-        choice.best = choice.path
-        choice.before = choice.time
-        choice.interval = WINDOW_CALLS
+    if trials.timed > 0 and gain * trials.time < (gain - 1) * trials.before:
+        trials.best = trials.path
+        trials.before = trials.time
+        trials.interval = WINDOW_CALLS
     else:
-        if choice.timed > 0 and choice.time > choice.before > 0:
-            lost_calls = choice.count * (choice.time - choice.before) // choice.before
-        choice.interval = min(4 * choice.interval, choice.patience * most_interval(lost_calls))
-    choose(choice, choice.best)
+        if trials.timed > 0 and trials.time > trials.before > 0:
+            lost_calls = trials.count * (trials.time - trials.before) // trials.before
+        trials.interval = min(4 * trials.interval, trials.patience * most_interval(lost_calls))
+    take_path(trials, trials.best)
 
 
 cdef inline uint32_t most_interval(uint64_t lost_calls) noexcept nogil:
@@ -220,8 +220,8 @@ cdef inline uint32_t most_interval(uint64_t lost_calls) noexcept nogil:
 
 
 # Take a path from the next call on.
-cdef inline void choose(Choice *choice, int path) noexcept nogil:
-    if path != choice.path:
-        choice.ended_ns = NOT_TIMED   # the next call follows one of the other path
-    choice.path = path
-    choice.count = choice.timed = 0
+cdef inline void take_path(PathTrials *trials, int path) noexcept nogil:
+    if path != trials.path:
+        trials.ended_ns = NOT_TIMED   # the next call follows one of the other path
+    trials.path = path
+    trials.count = trials.timed = 0

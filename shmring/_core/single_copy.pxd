@@ -51,7 +51,7 @@ cdef inline bint can_be_read(Group *g, const void *array) noexcept nogil:
 
 # True if other ranks should read this rank's arrays by single copies.
 cdef inline bint is_worth_single_copy(Group *g, Call *c) noexcept nogil:
-    if c.choice != NULL:
-        return c.choice.in_place and may_be_read_in_place(g, c)
+    if c.trials != NULL:
+        return c.trials.in_place and may_be_read_in_place(g, c)
     return (c.given == NULL and c.nbytes >= least_single_copy(g, c) and offers_single_copy(g, c, c.nbytes)
             and may_be_read_in_place(g, c))

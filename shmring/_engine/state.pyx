@@ -12,8 +12,8 @@ from posix.unistd cimport getpid
 
 from .._algorithms.choice cimport choose_local_algorithm
 from .._core.group cimport (
-    CHOICE_KINDS, INVALID, PROGRESSED, REMOTE_MISMATCH, Call, Group, check_liveness,
-    first_position, is_before, peer_status, set_far,
+    INVALID, PROGRESSED, REMOTE_MISMATCH, TRIAL_KINDS, Call, Group, check_liveness, first_position, is_before,
+    peer_status, set_far,
 )
 from .._core.kernels cimport find_kernels
 from .._core.path_trials cimport FIRST_CLASS_NBYTES, SIZE_CLASSES
@@ -421,10 +421,10 @@ cdef dict chosen_paths(const Group *g, bint shared):
     cdef int row, at
     found = {}
     in_place = "zero_copy" if shared else "single_copy"
-    for row in range(CHOICE_KINDS):
+    for row in range(TRIAL_KINDS):
         for at in range(SIZE_CLASSES):
-            if g.choice[shared][row][at].used:
-                path = in_place if g.choice[shared][row][at].in_place else "slots"
+            if g.path_trials[shared][row][at].used:
+                path = in_place if g.path_trials[shared][row][at].in_place else "slots"
                 found.setdefault(KINDS[row], {})[FIRST_CLASS_NBYTES << at] = path
     return found
 

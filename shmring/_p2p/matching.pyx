@@ -373,7 +373,7 @@ cdef inline int push(Matching *m, Peer *p, Message *message) noexcept nogil:
         status = push_offer(p, message)
     else:
         status = sr_ring_push(&p.out, &message.out)
-    if status == SR_RING_WHOLE and message.choice != NULL:
+    if status == SR_RING_WHOLE and message.trials != NULL:
         note_send(m, message)
     return status
 

@@ -11,7 +11,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .._core.group cimport Group
 from .._core.kernels cimport SR_COPY_IN_TURN, SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .._core.path_trials cimport (
-    MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, Choice, begin_choice, is_timed,
+    MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, PathTrials, init_trials, is_timed,
     note_call, size_class,
 )
 from .._core.placement cimport reads_in_turn
@@ -124,9 +124,9 @@ cdef inline uint32_t way_out(const Matching *m, const Peer *p, const Message *me
 
 # ---- the path --------------------------------------------------------------------------------------------------------
 
-# Return the choice for messages of a length, in shared or private memory.
-cdef inline Choice *choice_of(Peer *p, const Message *message) noexcept nogil:
-    return &p.choice[message.block != SR_PRIVATE][size_class(message.nbytes)]
+# Return the trials for messages of a length, in shared or private memory.
+cdef inline PathTrials *trials_of(Peer *p, const Message *message) noexcept nogil:
+    return &p.trials[message.block != SR_PRIVATE][size_class(message.nbytes)]
 
 
 # The path of the first messages of a class: private ones go through the ring, shared ones are read in place. If the
@@ -141,7 +141,7 @@ cdef inline int first_path(const Group *g, const Message *message) noexcept nogi
 
 # Begin the send at the head of the peer's queue: choose its path.
 cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nogil:
-    cdef Choice *choice
+    cdef PathTrials *trials
     message.has_begun = True
     message.path = first_path(m.g, message)
     measure_distance(m.g, p, message)
@@ -149,17 +149,17 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
     p.out.way = SR_COPY_STREAMING if is_streamed(m.g, p, message.nbytes) else SR_COPY_ORDINARY
     if not message.has_place or not m.g.tuning.single_copy_measured:
         return
-    choice = choice_of(p, message)
-    if not choice.used:
-        begin_choice(choice, message.path, message.nbytes, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
-    message.choice = choice
-    message.path = choice.path
-    if is_timed(choice):
+    trials = trials_of(p, message)
+    if not trials.used:
+        init_trials(trials, message.path, message.nbytes, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
+    message.trials = trials
+    message.path = trials.path
+    if is_timed(trials):
         message.begin_ns = sr_now_ns()
-        message.gap_ns = message.begin_ns - choice.ended_ns
+        message.gap_ns = message.begin_ns - trials.ended_ns
 
 
 # Note the time of a message that has been sent.
 cdef inline void note_send(Matching *m, Message *message) noexcept nogil:
-    note_call(message.choice, MEAN_ON_SHARED_CPUS if m.g.oversubscribed else MEAN_CALL, message.path, message.nbytes,
+    note_call(message.trials, MEAN_ON_SHARED_CPUS if m.g.oversubscribed else MEAN_CALL, message.path, message.nbytes,
               message.begin_ns, message.gap_ns)

@@ -5,7 +5,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from .._core.group cimport Group
-from .._core.path_trials cimport SIZE_CLASSES, Choice
+from .._core.path_trials cimport SIZE_CLASSES, PathTrials
 from .._core.segment cimport SR_CACHE_LINE, sr_flag
 from .._core.spsc_ring cimport sr_incoming, sr_offer, sr_outgoing, sr_receipts, sr_ring_end
 from .._engine.queue cimport Pollable
@@ -77,7 +77,7 @@ cdef struct Message:
     uint64_t block
     bint has_begun           # its path is chosen:
     int path                 # THROUGH_SLOTS: through the ring; READ_IN_PLACE: the sender offers it, see offer.h
-    Choice *choice           # of its class of messages; NULL: its path is not measured
+    PathTrials *trials       # of its class of messages; NULL: its path is not measured
     uint64_t begin_ns        # when it began; 0: it is not timed
     uint64_t gap_ns          # time since the message before it of its class
     Offering offering
@@ -131,7 +131,7 @@ cdef struct Peer:
     Message *last_send
     # By size class the paths of messages to the peer, first of private and then of shared arrays; allocated when `out`
     # is opened.
-    Choice[SIZE_CLASSES] *choice
+    PathTrials[SIZE_CLASSES] *trials
     sr_receipts *receipts    # of messages to the peer; NULL until a send wants one
     uint64_t *numbers_in_use   # a bit for each number of a receipt that a send waits for; NULL as above
     uint64_t nreceipts       # number of receipts when the unmatched sends were last checked
