@@ -14,7 +14,7 @@ cdef enum Traced:
     TRACED_SEND, TRACED_RECV, TRACED_PROBE, NTRACED
 
 
-cdef struct Slice:
+cdef struct TraceSlice:
     uint64_t begin_ns, end_ns
     uint64_t nbytes          # by which the call has advanced; of a message: its length
     sr_record call           # of the call, or of the call to which this slice belongs
@@ -25,7 +25,7 @@ cdef struct Slice:
 
 # The last `mask + 1` of the `nslices` slices since the trace began.
 cdef struct Trace:
-    Slice *slice
+    TraceSlice *slices
     uint64_t mask, nslices
     uint64_t call_begin_ns   # of the current call; 0: it began before the trace
     uint64_t stepped_ns      # end of the call's last step
@@ -34,9 +34,9 @@ cdef struct Trace:
     int awaited              # Call.awaited.rank of the current wait
 
 
-cdef inline Slice *next_slice(Trace *t, int traced, uint64_t begin_ns, uint64_t end_ns) noexcept nogil:
-    cdef Slice *s = &t.slice[t.nslices & t.mask]
-    memset(s, 0, sizeof(Slice))
+cdef inline TraceSlice *next_slice(Trace *t, int traced, uint64_t begin_ns, uint64_t end_ns) noexcept nogil:
+    cdef TraceSlice *s = &t.slices[t.nslices & t.mask]
+    memset(s, 0, sizeof(TraceSlice))
     s.traced, s.begin_ns, s.end_ns = traced, begin_ns, end_ns
     t.nslices += 1
     return s
@@ -46,7 +46,7 @@ cdef inline Slice *next_slice(Trace *t, int traced, uint64_t begin_ns, uint64_t 
 # The step of a call over several hosts does not end a wait that one of its local steps has begun.
 cdef inline void end_wait_traced(Trace *t, Group *g, uint64_t end_ns) noexcept nogil:
     cdef bint over_wire = t.awaited >= g.size or g.stats.bytes_over_wire != t.over_wire
-    cdef Slice *s
+    cdef TraceSlice *s
     if t.blocked_ns != 0 and t.blocked_ns <= end_ns:
         s = next_slice(t, TRACED_WIRE if over_wire else TRACED_WAIT, t.blocked_ns, end_ns)
         s.nbytes = g.stats.bytes_over_wire - t.over_wire
@@ -100,7 +100,7 @@ cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
     cdef uint64_t begin_ns = sr_now_ns()
     cdef uint64_t end_ns
     cdef int status, traced
-    cdef Slice *s
+    cdef TraceSlice *s
     before.stage, before.fold, before.down, before.copy = c.stage, c.fold, c.down, c.copy
     status = c.step(g, c)
     end_ns = t.stepped_ns = sr_now_ns()
@@ -123,7 +123,7 @@ cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
 
 cdef inline void end_traced(Trace *t, Group *g) noexcept nogil:
     cdef uint64_t now = t.stepped_ns if t.blocked_ns == 0 else sr_now_ns()   # a blocked call has been given up
-    cdef Slice *s
+    cdef TraceSlice *s
     end_wait_traced(t, g, now)
     if t.call_begin_ns != 0:
         s = next_slice(t, TRACED_CALL, t.call_begin_ns, now)
@@ -136,7 +136,7 @@ cdef inline void end_traced(Trace *t, Group *g) noexcept nogil:
 cdef inline uint64_t note_message(Trace *t, int traced, uint64_t begin_ns, int rank, uint64_t nbytes,
                                   int outcome) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
-    cdef Slice *s = next_slice(t, traced, begin_ns, now)
+    cdef TraceSlice *s = next_slice(t, traced, begin_ns, now)
     s.awaited, s.nbytes, s.call.outcome = rank, nbytes, outcome
     return now
 

@@ -18,7 +18,7 @@ from .._core.segment cimport (
     sr_layout_control_nbytes, sr_layout_lane, sr_layout_segment_nbytes, sr_liveness_died, sr_liveness_state, sr_now_ns,
     sr_record, sr_report, sr_stack_request,
 )
-from .._core.trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Slice, Trace
+from .._core.trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Trace, TraceSlice
 
 from .._core import kernels
 from .._core.kernels import OPS, dtypes
@@ -339,8 +339,8 @@ cdef class Flight:
 
 # ---- a trace -------------------------------------------------------------------------------------------------------
 
-cdef Slice *room_for(uint64_t capacity) except NULL:
-    cdef Slice *room = <Slice *> calloc(capacity, sizeof(Slice))   # pages are allocated when first used
+cdef TraceSlice *room_for(uint64_t capacity) except NULL:
+    cdef TraceSlice *room = <TraceSlice *> calloc(capacity, sizeof(TraceSlice))   # pages are allocated when first used
     if room == NULL:
         raise MemoryError()
     return room
@@ -359,12 +359,12 @@ cdef class TraceBuffer:
         memset(&self.calls, 0, sizeof(Trace))
         memset(&self.messages, 0, sizeof(Trace))
         self.calls.mask = self.messages.mask = capacity - 1
-        self.calls.slice = room_for(capacity)
-        self.messages.slice = room_for(capacity)
+        self.calls.slices = room_for(capacity)
+        self.messages.slices = room_for(capacity)
 
     def __dealloc__(self):
-        free(self.calls.slice)
-        free(self.messages.slice)
+        free(self.calls.slices)
+        free(self.messages.slices)
 
     def slices(self):
         """Return (slices of calls, slices of messages, number of lost slices of calls, of messages).
@@ -387,11 +387,11 @@ cdef list slices_of(const Trace *t):
     cdef uint64_t number
     slices = []
     for number in range(<uint64_t> nlost(t), t.nslices):
-        slices.append(words_of_slice(&t.slice[number & t.mask]))
+        slices.append(words_of_slice(&t.slices[number & t.mask]))
     return slices
 
 
-cdef dict words_of_slice(const Slice *s):
+cdef dict words_of_slice(const TraceSlice *s):
     words = {"what": TRACED[s.traced], "begin_ns": s.begin_ns, "end_ns": s.end_ns}
     if s.traced >= TRACED_SEND:
         return words | {"rank": s.awaited, "nbytes": s.nbytes, "outcome": OUTCOMES[s.call.outcome % len(OUTCOMES)]}
