@@ -14,7 +14,7 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from .._core cimport numpy_api as cnp
-from .._core.segment cimport SR_CACHE_LINE
+from .._core.staging cimport whole_lines
 
 import _pickle
 import copyreg
@@ -159,10 +159,6 @@ cdef object object_of(cnp.ndarray frame):
 # The bytes of the number of parts and of their lengths.
 cdef inline size_t lengths_nbytes(size_t count) noexcept:
     return LENGTH_NBYTES * (count + 1)
-
-
-cdef inline size_t whole_lines(size_t nbytes) noexcept:
-    return (nbytes + SR_CACHE_LINE - 1) // SR_CACHE_LINE * SR_CACHE_LINE
 
 
 cpdef object as_array(object frame):

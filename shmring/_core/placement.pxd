@@ -12,7 +12,7 @@ from .descriptor cimport descriptor
 from .group cimport BROADCAST, MASTER, REDUCE, SCATTER, Call, Group, gives, is_folded, is_scan, is_split, piece_for
 from .kernels cimport SR_COPY_IN_TURN, SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .segment cimport SR_CACHE_LINE, sr_prefetch_for_write, sr_tuning
-from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items
+from .staging cimport slot, slot_begin_within, slot_nbytes, whole_items, whole_lines
 
 
 # ---- the order of chunks ---------------------------------------------------------------------------------------------
@@ -70,16 +70,12 @@ cdef inline bint may_swap(const Group *g) noexcept nogil:
 
 # The begin of the taker's piece in a slot: after the pieces of the ranks before it, without the giver, in cache lines.
 cdef inline size_t piece_in_slot(int giver, int taker, size_t nbytes) noexcept nogil:
-    return <size_t> (taker if taker < giver else taker - 1) * cache_lines(nbytes)
-
-
-cdef inline size_t cache_lines(size_t nbytes) noexcept nogil:
-    return (nbytes + SR_CACHE_LINE - 1) & ~<size_t> (SR_CACHE_LINE - 1)
+    return <size_t> (taker if taker < giver else taker - 1) * whole_lines(nbytes)
 
 
 # The bytes of a slot that holds pieces of nbytes.
 cdef inline size_t pieces_nbytes(Group *g, Call *c, size_t nbytes) noexcept nogil:
-    return <size_t> (g.size - 1) * cache_lines(nbytes) if is_split(c) else nbytes
+    return <size_t> (g.size - 1) * whole_lines(nbytes) if is_split(c) else nbytes
 
 
 cdef enum:

@@ -43,6 +43,11 @@ cdef inline size_t next_begin(const Call *c, const Cursor *cursor) noexcept nogi
     return c.nbytes - cursor.offset - next_chunk(c, cursor) if c.backwards else cursor.offset
 
 
+# Round nbytes up to whole cache lines.
+cdef inline size_t whole_lines(size_t nbytes) noexcept nogil:
+    return (nbytes + SR_CACHE_LINE - 1) & ~<size_t> (SR_CACHE_LINE - 1)
+
+
 cdef inline uint64_t slot_nbytes(size_t nbytes) noexcept nogil:
     return (nbytes + SR_LINE - 1) & ~<uint64_t> (SR_LINE - 1)
 
