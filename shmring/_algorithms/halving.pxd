@@ -10,7 +10,7 @@ from libc.stdint cimport uint64_t
 
 from .._core.group cimport BY_HALVING_DOUBLING, DONE, Call, Group, count_path
 from .._core.schedule cimport sr_halving_keeps, sr_halving_peer, sr_halving_steps, sr_slice_begin
-from .._core.staging cimport begin_stepped, fold_hop, slot
+from .._core.staging cimport begin_named, fold_hop, slot
 from .._core.transfers cimport Schedule, step_transfers
 
 
@@ -151,7 +151,7 @@ cdef inline Schedule schedule_of_halving() noexcept nogil:
 
 cdef inline void enter_halving(Group *g, Call *c) noexcept nogil:
     cdef size_t slices_nbytes = c.itemsize << sr_halving_steps(g.size)
-    begin_stepped(g, c, 4)
+    begin_named(g, c, 4)
     c.relayed = True
     if c.chunk_nbytes >= slices_nbytes:   # so that the slices of a block are equal wherever those of the message are
         c.chunk_nbytes -= c.chunk_nbytes % slices_nbytes

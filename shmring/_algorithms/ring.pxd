@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 
 from .._core.group cimport BIDIRECTIONAL_RING, BY_BIDIRECTIONAL_RING, BY_RING, DONE, RING, Call, Group, count_path
 from .._core.schedule cimport sr_ring_from, sr_ring_gather_slice, sr_ring_mirrored, sr_ring_reduce_slice, sr_slice_begin
-from .._core.staging cimport begin_stepped, fold_hop, slot
+from .._core.staging cimport begin_named, fold_hop, slot
 from .._core.transfers cimport Schedule, step_transfers
 
 
@@ -101,7 +101,7 @@ cdef inline Schedule schedule_of_rings() noexcept nogil:
 
 
 cdef inline void enter_ring(Group *g, Call *c) noexcept nogil:
-    begin_stepped(g, c, 4)
+    begin_named(g, c, 4)
     c.relayed = True
 
 

@@ -14,7 +14,7 @@ from .._core.segment cimport (
     SR_BEFORE_RELEASE, SR_COPIED, SR_FAULT, SR_HANDED, SR_REDUCED, SR_STAGED, sr_flag, sr_flag_reached,
 )
 from .._core.staging cimport (
-    begin_stepped, blocked_on_credit, fold_hop, give_credit, has_credit, next_chunk, slot, slot_begin, slot_nbytes,
+    begin_named, blocked_on_credit, fold_hop, give_credit, has_credit, next_chunk, slot, slot_begin, slot_nbytes,
 )
 
 
@@ -37,7 +37,7 @@ cdef inline uint64_t tree_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
 
 # c.relayed stays False: report_delay_ns of _engine/wait orders the reports of a tree.
 cdef inline void enter_tree(Group *g, Call *c) noexcept nogil:
-    begin_stepped(g, c, 4)   # two slots for each chunk
+    begin_named(g, c, 4)   # two slots for each chunk
 
 
 cdef inline int tree_parent(int rank) noexcept nogil:
@@ -188,7 +188,7 @@ cdef inline void advance(Group *g, const Call *c, Cursor *cursor, int which) noe
 
 
 cdef inline void enter_double_tree(Group *g, Call *c) noexcept nogil:
-    begin_stepped(g, c, 2 * PAIR_SLOTS)
+    begin_named(g, c, 2 * PAIR_SLOTS)
     c.relayed = True
 
 

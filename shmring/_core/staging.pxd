@@ -127,11 +127,12 @@ cdef inline void fold_hop(Group *g, Call *c, int nsources, int ntargets, uint32_
 # ---- algorithms that the caller has named ----------------------------------------------------------------------
 
 # Begin a call of an algorithm that the caller has named.
-# `slots`: the number of slots of a chunk that must fit into the staging buffer. Half of them may be skipped at its end.
-cdef inline void begin_stepped(Group *g, Call *c, int slots) noexcept nogil:
+# slots_per_chunk: the number of slots of a chunk that must fit into the staging buffer. Half of them may be skipped at
+# its end.
+cdef inline void begin_named(Group *g, Call *c, int slots_per_chunk) noexcept nogil:
     begin_call(g, c)
     publish_line(g, c)
-    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.chunk_nbytes, g.staging_nbytes // slots))
+    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.chunk_nbytes, g.staging_nbytes // slots_per_chunk))
     c.stage.position = c.fold.position = c.down.position = c.copy.position = g.position
     c.stage.offset = c.fold.offset = c.down.offset = c.copy.offset = 0
     c.fold_peer = 0
