@@ -415,10 +415,10 @@ class Arrays:
             try:
                 fd = self._create(total)
             except BaseException as error:
-                self._local_sockets.fail_descriptor(error)
+                self._local_sockets.fail_fd(error)
                 raise
         try:
-            return self._local_sockets.broadcast_descriptor(fd, check=self._engine.check, deadline=deadline)
+            return self._local_sockets.broadcast_fd(fd, check=self._engine.check, deadline=deadline)
         except BaseException as error:
             if fd is not None:
                 os.close(fd)

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .._arguments import integer
-from .._system import descriptors, segments
+from .._system import file_descriptors, segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
@@ -250,10 +250,10 @@ class Block:
             del _blocks[self.nonce]
         if self.fd >= 0:
             self.data.close()
-            self.close_descriptor()
+            self.close_fd()
             self.of_head.close()
 
-    def close_descriptor(self) -> None:
+    def close_fd(self) -> None:
         """Close the descriptor, which holds the pages.
 
         Call it if the block cannot be made or opened: a traceback may hold the block for long.
@@ -264,7 +264,7 @@ class Block:
 
     def __del__(self) -> None:
         if os is not None:
-            self.close_descriptor()
+            self.close_fd()
 
 
 # ---- the blocks of this process ----------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _close_unused(block: Block) -> None:
     if block.under_way:
         return
     if block.part is None and block.fd >= 0:
-        if block.head.is_kept and block.maker == os.getpid() and not descriptors.are_scarce(block.fd):
+        if block.head.is_kept and block.maker == os.getpid() and not file_descriptors.are_scarce(block.fd):
             if _blocks.pop(block.nonce, None) is not None:
                 _kept.append(block)
             _trim_kept()
@@ -371,7 +371,7 @@ def _make_block(nbytes: int, data: _Array | None) -> Block:
             segments.write(block.fd, _HEAD_NBYTES, data.data, purpose=purpose)
         block.map()
     except BaseException:
-        block.close_descriptor()
+        block.close_fd()
         raise
     return block
 
@@ -674,7 +674,7 @@ def reduce_copy(array: _Array) -> Any:
     copy = _copy(array, True, is_by_value=True)
     block = _block_below(copy)
     assert block is not None
-    return None if descriptors.are_scarce(block.fd) else _reduce(copy, block)
+    return None if file_descriptors.are_scarce(block.fd) else _reduce(copy, block)
 
 
 def take_back(reduced: Iterable[Any]) -> None:
@@ -699,7 +699,13 @@ def _reduce(array: _Array, block: Block) -> Any:
     _drop_all()
     # A view without items may begin outside the block.
     offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES if array.size else 0
-    place = descriptors.machine(), _token(), os.getpid(), block.fd, *descriptors.identity_of(block.fd)
+    place = (
+        file_descriptors.machine(),
+        _token(),
+        os.getpid(),
+        block.fd,
+        *file_descriptors.identity_of(block.fd),
+    )
     use = block.nonce, block.nbytes, block.for_receivers, *sent
     return _load, (place, use, offset, array.dtype, array.shape, array.strides, array.flags.writeable)
 
@@ -716,7 +722,7 @@ def _load(
     """Return the array of a pickle."""
     machine, token, pid, number, *identity = place
     nonce, nbytes, for_receivers, slot, value = use
-    descriptors.check_machine(machine, pid, _WHAT)
+    file_descriptors.check_machine(machine, pid, _WHAT)
     _check_outside()
     with _inside, _guard:
         _sweep()
@@ -727,7 +733,7 @@ def _load(
                 block.fd = _open(pid, number, identity, token, nonce)
                 _map(block, pid, identity)
             except BaseException:
-                block.close_descriptor()
+                block.close_fd()
                 raise
         if not 0 <= slot < _NSLOTS + _NFURTHER or not block.receive(nonce, slot, value):
             raise _gone(pid)
@@ -738,12 +744,12 @@ def _load(
     if not (writable and for_receivers):
         array.flags.writeable = False
     # Only this process has the array, so an ordinary copy is the same to it.
-    return array.copy("K") if block.head.is_by_value and descriptors.are_scarce(block.fd) else array
+    return array.copy("K") if block.head.is_by_value and file_descriptors.are_scarce(block.fd) else array
 
 
 def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) -> int:
     """Return a descriptor of the block of another process, or of the keeper after its end."""
-    fd = descriptors.open_there(pid, number, identity, _WHAT)
+    fd = file_descriptors.open_there(pid, number, identity, _WHAT)
     if fd is None:
         fd = keeper.ask(token, nonce)
     if fd is None:

@@ -46,13 +46,13 @@ class LocalSockets:
         for peer in peers.values():
             peer.setblocking(False)
 
-    def broadcast_descriptor(self, fd: int | None, *, check: Check, deadline: Deadline) -> int:
+    def broadcast_fd(self, fd: int | None, *, check: Check, deadline: Deadline) -> int:
         """Send rank 0's descriptor to all ranks. Return `fd` on rank 0, a new one (closed on exec) elsewhere.
 
-        Raises RankFailed, Timeout, or the error that rank 0 has sent by `fail_descriptor`.
+        Raises RankFailed, Timeout, or the error that rank 0 has sent by `fail_fd`.
         """
         if self.rank != 0:
-            return self._take_descriptor(check, deadline)
+            return self._take_fd(check, deadline)
         if fd is None:
             raise ValueError("rank 0 has to give a descriptor")
         frame = handshake.pack_frame(handshake.DESCRIPTOR)
@@ -60,11 +60,11 @@ class LocalSockets:
             for rank in self._peers:
                 self._send(rank, frame, fd, check, deadline)
         except BaseException as error:
-            self.fail_descriptor(error)
+            self.fail_fd(error)
             raise
         return fd
 
-    def fail_descriptor(self, error: BaseException) -> None:
+    def fail_fd(self, error: BaseException) -> None:
         """Make the other ranks raise `error` instead of waiting, as far as their connections are open.
 
         A rank other than 0 sends it to rank 0, which sends it to all in `all_ready`.
@@ -90,7 +90,7 @@ class LocalSockets:
             for rank in self._peers:
                 self._send(rank, frame, None, check, deadline)
         except BaseException as error:
-            self.fail_descriptor(error)
+            self.fail_fd(error)
             raise
 
     def introduce(
@@ -138,7 +138,7 @@ class LocalSockets:
                 self._send(rank, last, None, check, deadline)
         except BaseException as error:
             _close(own)
-            self.fail_descriptor(error)
+            self.fail_fd(error)
             raise
         return own, failure
 
@@ -183,11 +183,11 @@ class LocalSockets:
                 raise _unexpected(0, kind)
         except BaseException:
             _close(socks)
-            _close_descriptors(fds)
+            _close_fds(fds)
             raise
         return socks, failure
 
-    def _take_descriptor(self, check: Check, deadline: Deadline) -> int:
+    def _take_fd(self, check: Check, deadline: Deadline) -> int:
         fds: list[int] = []
         try:
             packet, cut = self._receive(fds, check, deadline)
@@ -197,7 +197,7 @@ class LocalSockets:
             if kind != handshake.DESCRIPTOR or len(fds) != 1 or cut:
                 raise _no_room() if cut else _unexpected(0, kind)
         except BaseException:
-            _close_descriptors(fds)
+            _close_fds(fds)
             raise
         return fds[0]
 
@@ -207,7 +207,7 @@ class LocalSockets:
             for rank in self._await_readable(awaited, check, deadline):
                 fds: list[int] = []
                 packet, _ = self._read(rank, fds)
-                _close_descriptors(fds)  # a rank that is out of step may have sent some
+                _close_fds(fds)  # a rank that is out of step may have sent some
                 kind, error = _unpack(packet, rank)
                 if error is not None:
                     raise agreed(error)
@@ -273,7 +273,7 @@ class LocalSockets:
                 if kind == socket.SCM_RIGHTS:
                     fds.extend(array.array("i", data))
         except MemoryError:
-            _close_descriptors(fd for _, _, data in rights for fd in array.array("i", data))
+            _close_fds(fd for _, _, data in rights for fd in array.array("i", data))
             fds.clear()
             raise
         return packet, bool(flags & socket.MSG_CTRUNC)
@@ -309,7 +309,7 @@ def _gone(rank: int) -> RankFailed:
     return RankFailed(f"rank {rank} closed its connection: it ended", rank=rank, cause="connection closed")
 
 
-def _close_descriptors(fds: Iterable[int]) -> None:
+def _close_fds(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
 

@@ -18,4 +18,4 @@ cdef class Comm(Messages):
     cdef object traced_alike(self, Comm group)
     cdef object report_untraced(self, object error)
     cdef int forget(self) except -1
-    cdef int close_descriptor(self) except -1
+    cdef int close_fd(self) except -1

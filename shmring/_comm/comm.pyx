@@ -1011,7 +1011,7 @@ cdef class Comm(Messages):
 
     cdef int forget(self) except -1:
         self.engine.share(None)
-        self.close_descriptor()   # first: a signal may interrupt what follows
+        self.close_fd()   # first: a signal may interrupt what follows
         if self.arrays is not None:
             self.arrays.close()
         self.local_sockets.close()
@@ -1024,7 +1024,7 @@ cdef class Comm(Messages):
                 self.internode.close(self.engine.timeout_s if self.engine.flight.abort_report() is None else 0.0)
         return 0
 
-    cdef int close_descriptor(self) except -1:
+    cdef int close_fd(self) except -1:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = self.endpoint.fd = -1
@@ -1035,7 +1035,7 @@ cdef class Comm(Messages):
         if self.engine.closed_because is None:
             self.engine.disown()
             self.local_sockets.close()
-            self.close_descriptor()
+            self.close_fd()
         if self.internode is not None:   # even if a thread of the parent waits in close
             self.internode.disown()
 

@@ -111,7 +111,7 @@ class InterNodeLinks:
     def disown(self) -> None:
         """Close the inherited descriptors in a forked child, and notify no rank."""
         self._conns.close()
-        self._channels.close_descriptors()
+        self._channels.close_fds()
         self._mesh.close()
 
 

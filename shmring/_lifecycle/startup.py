@@ -182,7 +182,7 @@ def begin(
         try:  # at once, since a handler of a second signal may raise at any call
             if others_wait and isinstance(error, Exception):
                 agreed(error)
-            local_sockets.fail_descriptor(error)
+            local_sockets.fail_fd(error)
         finally:
             try:
                 if engine is not None:
@@ -245,7 +245,7 @@ def _all_have(engine: Engine, text: str) -> bool:
 def _share_segment(local_sockets: LocalSockets, settings: Settings, deadline: Deadline) -> int:
     fd = _create_segment(local_sockets.size, settings) if local_sockets.rank == 0 else None
     try:
-        return local_sockets.broadcast_descriptor(fd, check=nothing_to_check, deadline=deadline)
+        return local_sockets.broadcast_fd(fd, check=nothing_to_check, deadline=deadline)
     except BaseException:
         if fd is not None:
             os.close(fd)

@@ -21,7 +21,7 @@ import numpy as np
 from .._arguments import integer
 from .._arrays.buffers import masked
 from .._config.settings import Settings
-from .._system import descriptors, procfs, segments
+from .._system import file_descriptors, procfs, segments
 from .._system.limits import usable_cpus
 from ..errors import Aborted, Closed, Error
 from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, Ends
@@ -107,9 +107,9 @@ class QueueEnds(Ends):
         cls, machine: str, pid: int, number: int, identity: list[int], nonce: int, pickle_number: int
     ) -> Self:
         """Return the ring of another process, which a pickle describes. pickle_number -1 is not counted."""
-        descriptors.check_machine(machine, pid, _WHAT)
+        file_descriptors.check_machine(machine, pid, _WHAT)
         ring = cls.__new__(cls)
-        fd = descriptors.open_there(pid, number, identity, _WHAT)
+        fd = file_descriptors.open_there(pid, number, identity, _WHAT)
         if fd is None:
             raise _gone(pid)
         ring._fd = fd
@@ -221,7 +221,7 @@ class QueueEnds(Ends):
             pickle_number, self._npickles = self._npickles, self._npickles + 1
         else:
             origin.sender = pid if origin.sender in (0, pid) else _SEVERAL
-        place = descriptors.machine(), pid, self._fd, descriptors.identity_of(self._fd)
+        place = file_descriptors.machine(), pid, self._fd, file_descriptors.identity_of(self._fd)
         return type(self)._load, (*place, origin.nonce, pickle_number)
 
     # -- methods that Ends calls --
@@ -252,11 +252,11 @@ class QueueEnds(Ends):
             if not self._given_away:
                 return None
             pids = {child.pid for child in active_children()} - came
-            if any(descriptors.may_have_open(pid, self._fd) for pid in pids if pid is not None):
+            if any(file_descriptors.may_have_open(pid, self._fd) for pid in pids if pid is not None):
                 return None
             cause = "the processes that it was given to have ended, or closed it"
         sender = self._origin.sender  # if it lives, a process may load its pickle
-        others = descriptors.processes_with(self._fd) - {os.getpid()}
+        others = file_descriptors.processes_with(self._fd) - {os.getpid()}
         return None if others - (set() if sender == _SEVERAL else came - {sender}) else cause
 
     def _creator(self) -> tuple[int, int]:

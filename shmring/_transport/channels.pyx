@@ -201,9 +201,9 @@ cdef class Channels:
                 self.await_news(0.02)
                 sr_channels_step(self.channels)
         sr_channels_shut(self.channels)
-        self.close_descriptors()
+        self.close_fds()
 
-    def close_descriptors(self):
+    def close_fds(self):
         """Close the descriptors, and nothing else: in a forked child they are inherited."""
         self.news.close()
         if self.waker >= 0:

@@ -25,7 +25,7 @@ from waiting import wait_until
 
 import shmring
 from shmring._arrays import passing
-from shmring._system import descriptors
+from shmring._system import file_descriptors
 from shmring.adapters import _sharing
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -555,11 +555,11 @@ def test_no_memory_to_describe_an_array_to_numpy_frees_its_block(monkeypatch):
 def test_an_exception_while_a_descriptor_is_checked_closes_it(monkeypatch):
     shared = shmring.shared_zeros(10)
     number = passing.block_of(shared).fd
-    identity, before = descriptors.identity_of(number), set(segments())
+    identity, before = file_descriptors.identity_of(number), set(segments())
     with monkeypatch.context() as patch:
-        patch.setattr(f"{descriptors.__name__}.identity_of", fail)
+        patch.setattr(f"{file_descriptors.__name__}.identity_of", fail)
         with pytest.raises(MemoryError):
-            descriptors.open_there(os.getpid(), number, identity, "an array")
+            file_descriptors.open_there(os.getpid(), number, identity, "an array")
     assert set(segments()) == before
 
 

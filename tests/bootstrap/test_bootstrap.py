@@ -124,14 +124,14 @@ def test_processes_meet():
         from shmring._bootstrap.join import join
         from shmring._system.deadline import Deadline
         sockets = join(pickle.loads(bytes.fromhex(sys.argv[1])), 1, deadline=Deadline(10)).local_sockets
-        fd = sockets.broadcast_descriptor(None, check=lambda: None, deadline=Deadline(10))
+        fd = sockets.broadcast_fd(None, check=lambda: None, deadline=Deadline(10))
         print(open(fd, "rb").read())
         """
     other = python(code, pickle.dumps(meeting).hex())
     sockets = join(meeting, 0, deadline=Deadline(10)).local_sockets
     fd = segments.create(5, kind="memfd")
     os.pwrite(fd, b"hello", 0)
-    assert sockets.broadcast_descriptor(fd, check=nothing, deadline=soon()) == fd
+    assert sockets.broadcast_fd(fd, check=nothing, deadline=soon()) == fd
     out, err = other.communicate(timeout=50)
     assert out.strip() == b"b'hello'", err
     os.close(fd)

@@ -16,7 +16,7 @@ from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout
 
 
 def broadcasting(sockets, fd=None, *, check=nothing, deadline=None):
-    return lambda: sockets.broadcast_descriptor(fd, check=check, deadline=deadline or soon())
+    return lambda: sockets.broadcast_fd(fd, check=check, deadline=deadline or soon())
 
 
 def test_a_descriptor_reaches_all_as_one_of_their_own():
@@ -37,10 +37,10 @@ def test_descriptors_arrive_in_order():
     sockets = meet(3)
     fds = [segments.create(4096 * (at + 1), kind="memfd") for at in range(20)]
     for fd in fds:
-        sockets[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+        sockets[0].broadcast_fd(fd, check=nothing, deadline=soon())
     for socks in sockets[1:]:
         for at in range(20):
-            got = socks.broadcast_descriptor(None, check=nothing, deadline=soon())
+            got = socks.broadcast_fd(None, check=nothing, deadline=soon())
             assert os.fstat(got).st_size == 4096 * (at + 1)
             os.close(got)
     for fd in fds:
@@ -51,7 +51,7 @@ def test_descriptors_arrive_in_order():
 def test_rank_0_has_to_give_one():
     sockets = meet(2)
     with pytest.raises(ValueError, match="rank 0"):
-        sockets[0].broadcast_descriptor(None, check=nothing, deadline=soon())
+        sockets[0].broadcast_fd(None, check=nothing, deadline=soon())
     close(sockets)
 
 
@@ -66,10 +66,10 @@ def test_rank_0_has_to_give_one():
 )
 def test_rank_0_tells_why_there_is_none(reported, kind):
     sockets = meet(3)
-    sockets[0].fail_descriptor(reported)
+    sockets[0].fail_fd(reported)
     for socks in sockets[1:]:
         with pytest.raises(kind) as caught:
-            socks.broadcast_descriptor(None, check=nothing, deadline=soon())
+            socks.broadcast_fd(None, check=nothing, deadline=soon())
         assert type(caught.value) is kind
     close(sockets)
 
@@ -83,14 +83,14 @@ def test_the_check_is_called_often_and_may_raise():
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        sockets[1].broadcast_descriptor(None, check=check, deadline=soon())
+        sockets[1].broadcast_fd(None, check=check, deadline=soon())
     close(sockets)
 
 
 def test_the_deadline_holds():
     sockets = meet(2)
     with pytest.raises(Timeout, match="rank 0") as caught:
-        sockets[1].broadcast_descriptor(None, check=nothing, deadline=Deadline(0.1))
+        sockets[1].broadcast_fd(None, check=nothing, deadline=Deadline(0.1))
     assert caught.value.rank == 0
     close(sockets)
 
@@ -101,7 +101,7 @@ def test_a_receiver_that_never_takes_them_is_named_by_the_deadline():
 
     def never_taken():
         while True:
-            sockets[0].broadcast_descriptor(fd, check=nothing, deadline=Deadline(0.1))
+            sockets[0].broadcast_fd(fd, check=nothing, deadline=Deadline(0.1))
 
     with pytest.raises(Timeout, match="rank 1 did not receive") as caught:
         never_taken()
@@ -115,15 +115,15 @@ def test_a_closed_peer_is_a_failed_rank():
     fd = segments.create(4096, kind="memfd")
     sockets[2].close()
     with pytest.raises(RankFailed) as caught:
-        sockets[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+        sockets[0].broadcast_fd(fd, check=nothing, deadline=soon())
     assert caught.value.rank == 2
     sockets[0].close()
-    os.close(sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon()))  # that one was sent
+    os.close(sockets[1].broadcast_fd(None, check=nothing, deadline=soon()))  # that one was sent
     with pytest.raises(RankFailed) as caught:
-        sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+        sockets[1].broadcast_fd(None, check=nothing, deadline=soon())
     assert caught.value.rank == 2  # rank 0 could still send the reason
     with pytest.raises(RankFailed) as caught:
-        sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+        sockets[1].broadcast_fd(None, check=nothing, deadline=soon())
     assert caught.value.rank == 0
     os.close(fd)
     close(sockets)
@@ -132,7 +132,7 @@ def test_a_closed_peer_is_a_failed_rank():
 def test_no_room_for_a_descriptor_says_so():
     sockets = meet(2)
     fd = segments.create(4096, kind="memfd")
-    sockets[0].broadcast_descriptor(fd, check=nothing, deadline=soon())
+    sockets[0].broadcast_fd(fd, check=nothing, deadline=soon())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     blockers, limit = [], max(map(int, os.listdir("/proc/self/fd"))) + 8
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -141,7 +141,7 @@ def test_no_room_for_a_descriptor_says_so():
             while True:
                 blockers.append(os.dup(fd))
         with pytest.raises(Error, match="ulimit -n"):
-            sockets[1].broadcast_descriptor(None, check=nothing, deadline=soon())
+            sockets[1].broadcast_fd(None, check=nothing, deadline=soon())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for blocker in (*blockers, fd):
@@ -207,7 +207,7 @@ def test_why_one_cannot_begin_reaches_all_that_wait(failing):
     sockets = meet(4)
 
     def fail():
-        sockets[failing].fail_descriptor(OutOfMemory("full", wanted_nbytes=7))
+        sockets[failing].fail_fd(OutOfMemory("full", wanted_nbytes=7))
         sockets[failing].close()
 
     others = [readying(socks) for at, socks in enumerate(sockets) if at != failing]

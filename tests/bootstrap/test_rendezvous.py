@@ -95,7 +95,7 @@ def test_the_links_of_a_node_are_its_own():
     fds = {rank: segments.create(4096 * (rank + 1), kind="memfd") for rank in (0, 1)}
     got = in_threads(
         *(
-            lambda rank=rank, meeting=meeting: meeting.local_sockets.broadcast_descriptor(
+            lambda rank=rank, meeting=meeting: meeting.local_sockets.broadcast_fd(
                 fds.get(rank), check=nothing, deadline=soon()
             )
             for rank, meeting in enumerate(meetings)
