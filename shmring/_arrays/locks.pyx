@@ -11,7 +11,8 @@ from libc.string cimport memcpy
 
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
-    ABORTED, BLOCKED, DEAD, DONE, LATE, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, check_liveness, peer_status,
+    ABORTED, BLOCKED, DEAD, DONE, LATE, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, bytes_overlap, check_liveness,
+    peer_status,
 )
 from .._core.kernels cimport sr_float_env, sr_float_env_enter, sr_float_env_leave, sr_fold_fn
 from .._core.segment cimport SR_NO_ABORT, sr_flag_load, sr_now_ns, sr_time_away
@@ -363,6 +364,5 @@ cdef class Stripes:
 
 
 cdef bint overlap(cnp.ndarray one, cnp.ndarray other) noexcept:
-    cdef uintptr_t begin = <uintptr_t> cnp.PyArray_DATA(one)
-    cdef uintptr_t other_begin = <uintptr_t> cnp.PyArray_DATA(other)
-    return begin < other_begin + cnp.PyArray_NBYTES(other) and other_begin < begin + cnp.PyArray_NBYTES(one)
+    return bytes_overlap(cnp.PyArray_DATA(one), cnp.PyArray_NBYTES(one),
+                         cnp.PyArray_DATA(other), cnp.PyArray_NBYTES(other))

@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
-from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group
+from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group, bytes_overlap
 from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, PathTrials
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
@@ -266,16 +266,14 @@ cdef class Endpoint:
     # the communicator has ended.
     cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1:
         cdef PendingMessage pending
-        cdef uintptr_t begin
         if self.engine.closed_because is not None or sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
             return False
         if self.is_messaging:
             return True
         if self.transfers is not None:
             for pending in self.transfers:
-                begin = <uintptr_t> pending.message.data
-                if (pending.message.state != COMPLETE and begin < address + nbytes
-                        and address < begin + pending.message.nbytes):
+                if pending.message.state != COMPLETE and bytes_overlap(
+                        pending.message.data, pending.message.nbytes, <const void *> address, nbytes):
                     return True
         return False
 

@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from .._arrays.operands cimport Operand, release, storage_of, take
-from .._core.group cimport LATE, OPAQUE
+from .._core.group cimport LATE, OPAQUE, bytes_overlap
 from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
 from .._core.timeouts cimport timeout_ns_of, wait_ns_of
 from .._p2p.matching cimport withdraw
@@ -153,7 +153,7 @@ cdef object truncated(Message *message, int rank):
 
 
 cdef inline bint have_common_bytes(const Message *a, const Message *b) noexcept:
-    return a.nbytes > 0 and b.nbytes > 0 and a.data < b.data + b.nbytes and b.data < a.data + a.nbytes
+    return bytes_overlap(a.data, a.nbytes, b.data, b.nbytes)
 
 
 cdef void describe_bytes(Message *message, bint is_send, const void *data, size_t nbytes, int peer,

@@ -13,7 +13,7 @@ from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_item
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
-    Piece, fingerprint_of, goes_from_to, is_joined, is_split, shared_address,
+    Piece, bytes_overlap, fingerprint_of, goes_from_to, is_joined, is_split, shared_address,
 )
 from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
@@ -632,7 +632,7 @@ cdef inline bint has_result(Call *c, int rank) noexcept:
 # ---- overlap of out and the given arrays ---------------------------------------------------------------------
 
 cdef inline bint overlap(const Piece *a, const Piece *b) noexcept:
-    return a.nbytes > 0 and b.nbytes > 0 and a.data < b.data + b.nbytes and b.data < a.data + a.nbytes
+    return bytes_overlap(a.data, a.nbytes, b.data, b.nbytes)
 
 
 # True if this rank overwrites pieces that other ranks read from it. Such pieces must be staged: a chunk is copied to a

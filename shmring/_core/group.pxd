@@ -309,6 +309,12 @@ cdef inline size_t bytes_within(size_t nbytes, size_t offset, size_t most) noexc
     return 0 if nbytes <= offset else min(nbytes - offset, most)
 
 
+# True if two ranges of memory have common bytes.
+cdef inline bint bytes_overlap(const void *a, size_t a_nbytes, const void *b, size_t b_nbytes) noexcept nogil:
+    return (a_nbytes > 0 and b_nbytes > 0
+            and <uintptr_t> a < <uintptr_t> b + b_nbytes and <uintptr_t> b < <uintptr_t> a + a_nbytes)
+
+
 # This rank's piece for `rank`.
 cdef inline const unsigned char *piece_for(const Call *c, int rank) noexcept nogil:
     return c.x + piece_of_x(c, rank) if c.given == NULL else c.given[rank].data
