@@ -45,6 +45,9 @@ cdef extern from "arena.h" nogil:
 
 cnp.import_array()
 
+cdef enum:
+    NUMPY_NUMBERS = 24   # NumPy's type numbers up to the last one in the table, NPY_HALF
+
 cdef dict DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
 
 
@@ -164,7 +167,7 @@ cdef class Memory:
         cdef cnp.npy_intp length = self.count
         cdef cnp.ndarray array
         cdef int number
-        for number in range(24):
+        for number in range(NUMPY_NUMBERS):
             if DTYPE_OF_NUMPY[number] == self.number:
                 break
         else:
@@ -196,8 +199,8 @@ cdef inline bint take_memory(Operand *operand, object x, bint writable) noexcept
     return True
 
 
-# shmring's dtype for each of NumPy's type numbers 0 to 23; -1: cannot be reduced.
-cdef int[24] DTYPE_OF_NUMPY = [
+# shmring's dtype for each of NumPy's type numbers; -1: cannot be reduced.
+cdef int[NUMPY_NUMBERS] DTYPE_OF_NUMPY = [
     SR_BOOL, SR_I8, SR_U8, SR_I16, SR_U16, SR_I32, SR_U32, SR_I64, SR_U64, SR_I64, SR_U64, SR_F32, SR_F64, -1,
     SR_C64, SR_C128, -1, -1, -1, -1, -1, -1, -1, SR_F16,
 ]
@@ -211,7 +214,7 @@ cdef inline bint take_ndarray(Operand *operand, object x, bint writable) noexcep
         return False
     number = cnp.PyArray_TYPE(<cnp.ndarray> x)
     flags = cnp.PyArray_FLAGS(<cnp.ndarray> x)
-    if number >= 24 or DTYPE_OF_NUMPY[number] < 0:
+    if number >= NUMPY_NUMBERS or DTYPE_OF_NUMPY[number] < 0:
         return False
     if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
         return False
