@@ -427,39 +427,39 @@ cdef int dtype_of_format(const char *format, Py_ssize_t itemsize) noexcept:
 
 # Cache for the most recent dtype: consecutive calls usually use the same one. A program may rename the fields of a
 # dtype in place, which gives it another tuple of names.
-cdef object known_dtype = None
-cdef object known_names = None
-cdef int known_number   # in the table; OPAQUE: not one of shmring's dtypes
-cdef Items known_items
+cdef object cached_dtype = None
+cdef object cached_names = None
+cdef int cached_number   # in the table; OPAQUE: not one of shmring's dtypes
+cdef Items cached_items
 
 
 cdef inline object names_of(object dtype):
     return dtype.names if isinstance(dtype, cnp.dtype) else None   # a str is a format
 
 
-cdef int know(object dtype) except -1:
-    global known_dtype, known_names, known_number
+cdef int cache_items_of(object dtype) except -1:
+    global cached_dtype, cached_names, cached_number
     cdef bytes words
-    known_dtype = None
-    known_names = names_of(dtype)
-    known_items.signature, known_items.nbytes, words, name = buffers.items_of(dtype)
+    cached_dtype = None
+    cached_names = names_of(dtype)
+    cached_items.signature, cached_items.nbytes, words, name = buffers.items_of(dtype)
     if len(words) >= SR_ITEM_NAME_NBYTES:
         words = words[:SR_ITEM_NAME_NBYTES - 4] + b"..."
-    memset(known_items.name, 0, SR_ITEM_NAME_NBYTES)
-    memcpy(known_items.name, <const char *> words, len(words))
-    known_number = DTYPE_NUMBERS.get(name, OPAQUE)
-    known_dtype = dtype
+    memset(cached_items.name, 0, SR_ITEM_NAME_NBYTES)
+    memcpy(cached_items.name, <const char *> words, len(words))
+    cached_number = DTYPE_NUMBERS.get(name, OPAQUE)
+    cached_dtype = dtype
     return 0
 
 
 # Set the operand's dtype. OPAQUE operands are counted in bytes, since an item may be longer than a chunk; `items`
 # describes the items.
 cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
-    if dtype is not known_dtype or names_of(dtype) is not known_names:
-        know(dtype)
-    operand.dtype = known_number
-    operand.items = known_items
-    operand.itemsize = 1 if known_number == OPAQUE else dtype_nbytes(known_number)
+    if dtype is not cached_dtype or names_of(dtype) is not cached_names:
+        cache_items_of(dtype)
+    operand.dtype = cached_number
+    operand.items = cached_items
+    operand.itemsize = 1 if cached_number == OPAQUE else dtype_nbytes(cached_number)
     operand.count = nbytes // operand.itemsize
     return 0
 
@@ -467,7 +467,7 @@ cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1
 cdef bint take_opaque_ndarray(Operand *operand, cnp.ndarray x, bint writable) except -1:
     cdef int flags = cnp.PyArray_FLAGS(x)
     cdef cnp.dtype dtype = x.dtype
-    if (dtype is not known_dtype and dtype.hasobject) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+    if (dtype is not cached_dtype and dtype.hasobject) or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
         return False
     if not flags & (cnp.NPY_ARRAY_C_CONTIGUOUS | cnp.NPY_ARRAY_F_CONTIGUOUS):
         return False
