@@ -6,8 +6,8 @@ from .._engine.engine cimport Engine
 cdef extern from "sync/lock.h" nogil:
     struct sr_lock:
         pass
-    bint sr_lock_try(sr_lock *, int rank)
-    void sr_lock_leave(sr_lock *)
+    bint sr_lock_try_acquire(sr_lock *, int rank)
+    void sr_lock_release(sr_lock *)
 
 
 # See _arrays/locks.pyi.
@@ -20,9 +20,9 @@ cdef class Locks:
     cdef str kind                # name of a lock in error messages
 
     cdef int check_usable(self) except -1
-    cdef int take(self, int index, double timeout_s) except -1
+    cdef int acquire(self, int index, double timeout_s) except -1
     cdef int wait(self, int index, double timeout_s) except -1   # takes the lock for this rank; does not set holder
     cdef int sleep(self, int index, double timeout_s) except -1
     cdef int raise_late(self, int owner, int index, double timeout_s) except -1
     cdef int report_owner(self, int owner, int status, int index) except -1
-    cdef int leave(self, int index) except -1
+    cdef int release(self, int index) except -1

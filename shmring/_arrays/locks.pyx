@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_count_fork)
 # ---- waiting ---------------------------------------------------------------------------------------------------
 
 # DONE: this rank holds the lock. DEAD and LEFT: *owner died or left while it held the lock.
-cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked_ns, uint64_t *deadline_ns,
+cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *polled_ns, uint64_t *deadline_ns,
                     int *owner) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef uint64_t signal_ns = now + SIGNAL_INTERVAL_NS
@@ -64,8 +64,8 @@ cdef int await_lock(Group *g, sr_lock *lock, uint64_t begin_ns, uint64_t *looked
         if status != PROGRESSED and sr_lock_owner(lock) == owner[0]:   # it may have released the lock first
             return status
         now = sr_now_ns()
-        deadline_ns[0] += sr_time_away(looked_ns[0], now)
-        looked_ns[0] = now
+        deadline_ns[0] += sr_time_away(polled_ns[0], now)
+        polled_ns[0] = now
         if now >= deadline_ns[0]:
             return LATE
         if now >= signal_ns:
@@ -117,9 +117,9 @@ cdef class Locks:
             self.engine.raise_over(beside=True)
         return 0
 
-    cdef int take(self, int index, double timeout_s) except -1:
+    cdef int acquire(self, int index, double timeout_s) except -1:
         self.check_usable()
-        if not sr_lock_try(&self.first[index], self.engine.g.rank):
+        if not sr_lock_try_acquire(&self.first[index], self.engine.g.rank):
             self.wait(index, timeout_s)
         self.holder[index] = PyThread_get_thread_ident()
         return 0
@@ -145,13 +145,13 @@ cdef class Locks:
         cdef Group *g = &self.engine.g
         cdef sr_lock *lock = &self.first[index]
         cdef uint64_t begin_ns = sr_now_ns()
-        cdef uint64_t looked_ns = begin_ns
+        cdef uint64_t polled_ns = begin_ns
         cdef uint64_t deadline_ns = begin_ns + ns_of(timeout_s)
         cdef int owner = sr_lock_owner(lock)
         cdef int status = BLOCKED
         while status != DONE:
             with nogil:
-                status = await_lock(g, lock, begin_ns, &looked_ns, &deadline_ns, &owner)
+                status = await_lock(g, lock, begin_ns, &polled_ns, &deadline_ns, &owner)
                 if status != SIGNALLED:
                     end_wait(g, SR_WAIT_LOCK)
             if status == SIGNALLED:
@@ -186,12 +186,12 @@ cdef class Locks:
         self.engine.report(RankFailed(text, rank=owner))
         return 0
 
-    cdef int leave(self, int index) except -1:
+    cdef int release(self, int index) except -1:
         if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
             raise RuntimeError(f"this rank does not hold lock {index}")
         # Clear first: until the next thread records itself, it would be mistaken for this one.
         self.holder[index] = 0
-        sr_lock_leave(&self.first[index])
+        sr_lock_release(&self.first[index])
         return 0
 
 
@@ -210,13 +210,13 @@ cdef class Lock:
         self.timeout_s = timeout_s
 
     def __enter__(self):
-        self.locks.take(self.index, self.timeout_s)
+        self.locks.acquire(self.index, self.timeout_s)
         self.forks = forks
         return self
 
     def __exit__(self, kind, error, traceback):
         if self.forks == forks:
-            self.locks.leave(self.index)
+            self.locks.release(self.index)
 
 
 # ---- one-sided access ------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) no
 
 
 # Process `count` elements, contiguous in the array, beginning with the k-th element of the access.
-cdef inline void touch(const Access *a, size_t k, size_t count) noexcept nogil:
+cdef inline void access_elements(const Access *a, size_t k, size_t count) noexcept nogil:
     cdef void *there = a.array + place_of(a, k)
     cdef const void *sources[2]
     cdef size_t nbytes = count * a.itemsize
@@ -281,23 +281,23 @@ cdef inline void touch(const Access *a, size_t k, size_t count) noexcept nogil:
     a.fold(&there, 1, 0, sources, 2, count, 1)
 
 
-# Proceed block by block. Return -1 when done, else the stripe that another thread or rank holds. had: a stripe that
+# Proceed block by block. Return -1 when done, else the stripe that another thread or rank holds. held: a stripe that
 # this thread already holds, or -1.
-cdef int go_on(Access *a, sr_lock *first, int nstripes, int rank, int had) noexcept nogil:
+cdef int access_blocks(Access *a, sr_lock *first, int nstripes, int rank, int held) noexcept nogil:
     cdef size_t count, k
     cdef int stripe
     while a.done < a.count:
         stripe = stripe_of(a, a.done, nstripes)
-        if stripe != had and not sr_lock_try(&first[stripe], rank):
+        if stripe != held and not sr_lock_try_acquire(&first[stripe], rank):
             return stripe
-        had = -1
+        held = -1
         count = count_in_stripe(a, stripe, nstripes)
         if a.index == NULL:
-            touch(a, a.done, count)
+            access_elements(a, a.done, count)
         else:
             for k in range(a.done, a.done + count):
-                touch(a, k, 1)
-        sr_lock_leave(&first[stripe])
+                access_elements(a, k, 1)
+        sr_lock_release(&first[stripe])
         a.done += count
     return -1
 
@@ -356,7 +356,7 @@ cdef class Stripes:
         while a.done < a.count:
             with nogil:
                 modes = sr_float_env_enter()
-                stripe = go_on(a, first, nstripes, rank, stripe)
+                stripe = access_blocks(a, first, nstripes, rank, stripe)
                 sr_float_env_leave(modes)
             if stripe >= 0:
                 self.locks.wait(stripe, timeout_s)

@@ -800,9 +800,9 @@ cdef inline void publish_wait(Matching *m, const Message *message, uint64_t sinc
 # Return the time. Postpone the deadline by the time that this process was stopped since the last call.
 cdef inline uint64_t check_clock(Wait *wait) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
-    if wait.looked_ns != 0:
-        wait.deadline_ns += sr_time_away(wait.looked_ns, now)
-    wait.looked_ns = now
+    if wait.polled_ns != 0:
+        wait.deadline_ns += sr_time_away(wait.polled_ns, now)
+    wait.polled_ns = now
     return now
 
 

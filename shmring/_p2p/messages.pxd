@@ -180,7 +180,7 @@ cdef struct Matching:
 
 cdef struct Wait:
     uint64_t deadline_ns
-    uint64_t looked_ns        # time of the last clock reading; 0: none yet
+    uint64_t polled_ns        # time of the last clock reading; 0: none yet
     uint64_t awake_until_ns   # the waiter yields before this time and sleeps after it
     uint64_t poll_ns          # time of the next poll of peers and the deadline
     uint64_t signal_ns

@@ -23,7 +23,7 @@
 #include "sync/event.h"
 
 /* L1, pairs with U1. Take the lock if it is free. */
-static inline bool sr_lock_try(struct sr_lock *lock, int rank)
+static inline bool sr_lock_try_acquire(struct sr_lock *lock, int rank)
 {
     uint32_t word = 0;
     return atomic_compare_exchange_strong_explicit(&lock->word, &word, (uint32_t)rank + 1, memory_order_acquire,
@@ -41,7 +41,7 @@ static inline int sr_lock_owner(const struct sr_lock *lock)
 static inline bool sr_lock_spin(struct sr_lock *lock, int rank, int pauses)
 {
     for (int i = 0; i < pauses; i++) {
-        if (sr_lock_owner(lock) < 0 && sr_lock_try(lock, rank))
+        if (sr_lock_owner(lock) < 0 && sr_lock_try_acquire(lock, rank))
             return true;
         sr_pause();
     }
@@ -71,7 +71,7 @@ static inline void sr_lock_pass_on(struct sr_lock *lock)
 }
 
 /* U1, pairs with L1, L2: the next owner sees what this one has written. Wake one rank if the lock is awaited. */
-static inline void sr_lock_leave(struct sr_lock *lock)
+static inline void sr_lock_release(struct sr_lock *lock)
 {
     if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) & SR_LOCK_AWAITED)
         sr_lock_pass_on(lock);

@@ -54,7 +54,7 @@ static void take_turns(struct check_rank *me)
     enum patience patience = shared->all_sleep ? SLEEPS : (enum patience)(me->rank % PATIENCES);
     for (int turn = 0; turn < TURNS; turn++) {
         check_dawdle(me);
-        if (!sr_lock_try(&shared->lock, me->rank))
+        if (!sr_lock_try_acquire(&shared->lock, me->rank))
             take(&shared->lock, me->rank, patience);
         CHECK(sr_lock_owner(&shared->lock) == me->rank);
         for (int i = 0; i < WORDS; i++)
@@ -62,7 +62,7 @@ static void take_turns(struct check_rank *me)
         check_dawdle(me);
         for (int i = 0; i < WORDS; i++)
             shared->word[i]++;
-        sr_lock_leave(&shared->lock);
+        sr_lock_release(&shared->lock);
     }
 }
 
@@ -82,19 +82,19 @@ static void test_owner_is_named_and_others_wait_in_vain(void)
     struct sr_lock lock = {0};
     uint64_t begin;
     CHECK(sr_lock_owner(&lock) == -1);
-    CHECK(sr_lock_try(&lock, SR_MAX_RANKS - 1));
-    CHECK(!sr_lock_try(&lock, 0) && !sr_lock_spin(&lock, 0, 10));
+    CHECK(sr_lock_try_acquire(&lock, SR_MAX_RANKS - 1));
+    CHECK(!sr_lock_try_acquire(&lock, 0) && !sr_lock_spin(&lock, 0, 10));
     CHECK(sr_lock_owner(&lock) == SR_MAX_RANKS - 1);
     begin = sr_now_ns();
     CHECK(!sr_lock_sleep(&lock, 0, 20000000));
     CHECK(sr_now_ns() - begin >= 20000000);
     CHECK(sr_lock_owner(&lock) == SR_MAX_RANKS - 1); /* also while a rank waits */
-    sr_lock_leave(&lock);
+    sr_lock_release(&lock);
     CHECK(sr_lock_owner(&lock) == -1);
     CHECK(sr_lock_sleep(&lock, 0, 0)); /* the lock is free: no sleep */
     CHECK(sr_lock_owner(&lock) == 0);
-    sr_lock_leave(&lock);
-    CHECK(sr_lock_try(&lock, 1));
+    sr_lock_release(&lock);
+    CHECK(sr_lock_try_acquire(&lock, 1));
 }
 
 /* ---- ranks that give up --------------------------------------------------------------------------------------- */
@@ -122,7 +122,7 @@ static void wait_or_give_up(struct check_rank *me)
     me->random += (uint64_t)shared->number << 8;
     sleep_for_up_to(me, me->rank == 0 ? 300000 : 100000);
     if (me->rank == 0) {
-        sr_lock_leave(&shared->lock);
+        sr_lock_release(&shared->lock);
         return;
     }
     if (me->rank == 1 && !sr_lock_sleep(&shared->lock, me->rank, limit_ns)) {
@@ -132,7 +132,7 @@ static void wait_or_give_up(struct check_rank *me)
     if (me->rank > 1)
         take(&shared->lock, me->rank, SLEEPS);
     shared->takers++;
-    sr_lock_leave(&shared->lock);
+    sr_lock_release(&shared->lock);
 }
 
 static void test_rank_that_gives_up_wakes_another(void)
@@ -141,7 +141,7 @@ static void test_rank_that_gives_up_wakes_another(void)
         struct round shared;
         memset(&shared, 0, sizeof shared);
         shared.number = number;
-        CHECK(sr_lock_try(&shared.lock, 0));
+        CHECK(sr_lock_try_acquire(&shared.lock, 0));
         check_ranks(1 + WAITERS, wait_or_give_up, &shared);
         CHECK(sr_lock_owner(&shared.lock) == -1);
         CHECK(shared.takers == WAITERS || shared.takers == WAITERS - 1);
@@ -193,7 +193,7 @@ static void test_processes_wake_each_other(void)
 static void take_and_end(struct check_rank *me)
 {
     struct guarded *shared = me->shared;
-    CHECK(sr_lock_try(&shared->lock, me->rank));
+    CHECK(sr_lock_try_acquire(&shared->lock, me->rank));
 }
 
 /* Other ranks find out that the owner has died (sr_liveness_died). */
@@ -201,7 +201,7 @@ static void test_owner_that_has_died_is_still_named(void)
 {
     struct guarded *shared = shared_memory();
     reap(start_process(shared, take_and_end));
-    CHECK(!sr_lock_try(&shared->lock, 0) && !sr_lock_sleep(&shared->lock, 0, 1000000));
+    CHECK(!sr_lock_try_acquire(&shared->lock, 0) && !sr_lock_sleep(&shared->lock, 0, 1000000));
     CHECK(sr_lock_owner(&shared->lock) == 1);
     CHECK(munmap(shared, sizeof *shared) == 0);
 }

@@ -1,7 +1,7 @@
 /* The lock of src/sync/lock.h (mutex 3 of U. Drepper, "Futexes are tricky", 2011): it has one owner at a time, and
    every rank that waits gets it in the end, unless it gives up. No other sleep has a limit here, so a lost wake-up is a
    state without end. All operations on the word are locked ones, so memory is sequentially consistent. Read it together
-   with sr_lock_try, sr_lock_sleep, sr_lock_pass_on and sr_lock_leave.
+   with sr_lock_try_acquire, sr_lock_sleep, sr_lock_pass_on and sr_lock_release.
 
    Bounds: RANKS ranks that take the lock TURNS times each; rank 0 never tries before it sleeps, the others may; the
    last rank may give up in any sleep, and when it is woken.
