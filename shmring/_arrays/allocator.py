@@ -95,12 +95,12 @@ class Adoption:
         """
         block = self._block
         if block is not None and block.is_of_this_process():
-            self._arrays.give_back(block)
+            self._arrays.release(block)
         self._block = self._owner = None
 
     def __del__(self) -> None:
         if self._block is not None:
-            self._arrays.leave(self._block, self._owner)
+            self._arrays.release_later(self._block, self._owner)
 
 
 class _Block:
@@ -156,7 +156,7 @@ class _Block:
             there is not None and there.address < address + nbytes and address < there.address + self.stride
         )
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Make the adopted memory private again, and free the own part."""
         if not self._own_part_is_free:
             self.make_private()
@@ -220,7 +220,7 @@ class Arrays:
         self._one_for_all: weakref.WeakSet[segments.Mapping] = weakref.WeakSet()
         self._privatising = threading.RLock()
         self._last_id = 0
-        self._left: list[tuple[_Block, object]] = []
+        self._to_release: list[tuple[_Block, object]] = []
         self._is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
@@ -261,18 +261,18 @@ class Arrays:
             self._keep(block)
             return adoption
         except BaseException:
-            self.leave(block, owner)
+            self.release_later(block, owner)
             raise
 
     def check_not_adopted(self, address: int, nbytes: int) -> None:
         """Raise ValueError if any of the bytes are already adopted by a communicator of this process."""
-        self._give_back_left()
+        self._release_waiting()
         if any(block.overlaps(address, nbytes) for block in _adopted):
             raise ValueError(
                 f"the {nbytes} bytes at {address:#x} are adopted already; release that Adoption first"
             )
 
-    def give_back(self, block: _Block) -> None:
+    def release(self, block: _Block) -> None:
         """Make the adopted memory private to this rank again. Local; call it between calls."""
         if block in self._blocks.values():
             if self._is_in_use(block):
@@ -286,25 +286,25 @@ class Arrays:
                 block.recall_own_address()
                 raise
         with self._privatising:
-            block.give_back()
+            block.release()
         _adopted.discard(block)
 
-    def leave(self, block: _Block, owner: object) -> None:
+    def release_later(self, block: _Block, owner: object) -> None:
         """Queue the block of a dropped Adoption for release, and keep `owner` alive until then."""
-        self._left.append((block, owner))
+        self._to_release.append((block, owner))
         if self._is_closed:
-            self._give_back_left()
+            self._release_waiting()
 
     def _is_in_use(self, block: _Block) -> bool:
         # Another rank may still have to copy a message that lies in the block.
         return self._engine.has_pending() or self._is_in_transfer(block.own_address, block.stride)
 
-    def _give_back_left(self) -> None:
-        for left in self._left.copy():
-            block, _ = left
+    def _release_waiting(self) -> None:
+        for waiting in self._to_release.copy():
+            block, _ = waiting
             if not self._is_in_use(block):
-                self.give_back(block)
-                self._left = [other for other in self._left if other is not left]
+                self.release(block)
+                self._to_release = [other for other in self._to_release if other is not waiting]
 
     def one_for_all(self, nbytes: int, timeout_s: float) -> NDArray[np.uint8]:
         """Collective: return zeros in one memory that all ranks share. The last reference unmaps it."""
@@ -324,7 +324,7 @@ class Arrays:
         self._blocks.clear()
         self._is_closed = True
         with contextlib.suppress(Error):  # other ranks may still map the memory, but no longer use it
-            self._give_back_left()
+            self._release_waiting()
         self._one_for_all.clear()
 
     def make_private(self) -> str | None:
@@ -429,7 +429,7 @@ class Arrays:
 
     def _sweep(self) -> None:
         """Unmap blocks that every rank has freed. Call this between calls: call lines refer to blocks."""
-        self._give_back_left()
+        self._release_waiting()
         # Not items(): without memory for its iterator, CPython 3.11 crashes.
         for number in [number for number in self._blocks if self._blocks[number].is_free()]:
             block = self._blocks.pop(number)
