@@ -17,18 +17,19 @@ def as_numpy(x: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def joined(x: Any, size: int) -> np.ndarray[Any, Any]:
+def empty_joined(x: Any, size: int) -> np.ndarray[Any, Any]:
     """Return an empty array for every rank's x: shape (size, *s) for x of shape s."""
     like = as_numpy(x)
     return np.empty((size, *like.shape), like.dtype)
 
 
-def alike(x: Any) -> np.ndarray[Any, Any]:
+def empty_alike(x: Any) -> np.ndarray[Any, Any]:
+    """Return an empty array of the shape and dtype of x."""
     like = as_numpy(x)
     return np.empty(like.shape, like.dtype)
 
 
-def split(x: Any, size: int) -> np.ndarray[Any, Any]:
+def empty_part(x: Any, size: int) -> np.ndarray[Any, Any]:
     """Return an empty array for one rank's part of x: s for shape (size, *s), k rows for size * k rows.
 
     A column of `size` numbers stays a column: (size, 1) is split into parts of shape (1, 1).

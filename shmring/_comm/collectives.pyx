@@ -716,10 +716,10 @@ cdef class Collectives:
             if like is None:
                 raise TypeError("a rank that is not the root must pass None and either out= or like=, "
                                 "an array of the shape and dtype that it gets")
-            return shapes.alike(like)
+            return shapes.empty_alike(like)
         if kind == ALL_GATHER or kind == GATHER:
-            return shapes.joined(x, size)
-        return shapes.alike(x) if kind == ALL_TO_ALL else shapes.split(x, size)
+            return shapes.empty_joined(x, size)
+        return shapes.empty_alike(x) if kind == ALL_TO_ALL else shapes.empty_part(x, size)
 
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
                          object out, object algorithm, object timeout, object how):

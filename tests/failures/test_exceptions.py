@@ -186,12 +186,12 @@ def test_an_exception_before_the_first_step_is_as_if_there_was_no_call(world_of)
 def lack_memory(comm):
     """Leave rank 1 without memory for the result: its arguments are right, and the others get an error about
     it."""
-    real = shapes.joined
+    real = shapes.empty_joined
     if comm.rank == 1:
-        shapes.joined = broken(MemoryError)
+        shapes.empty_joined = broken(MemoryError)
         with pytest.raises(MemoryError):
             comm.all_gather(np.ones(LONG))
-        shapes.joined = real
+        shapes.empty_joined = real
     comm.all_gather(np.ones(LONG))
 
 
