@@ -256,7 +256,7 @@ class Arrays:
                 block.mapping.close()
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
         try:
-            _adopted.add(block)  # until it is given back: a garbage collection must not unmap it before
+            _adopted.add(block)  # until it is released: a garbage collection must not unmap it before
             adoption = Adoption(self, block, owner)
             self._keep(block)
             return adoption
@@ -281,7 +281,7 @@ class Arrays:
                 )
             block.forget_own_address()
             try:
-                self._notify_engine()
+                self._update_block_table()
             except BaseException:
                 block.recall_own_address()
                 raise
@@ -348,7 +348,7 @@ class Arrays:
     def _keep(self, block: _Block) -> None:
         self._last_id += 1
         self._blocks[self._last_id] = block
-        self._notify_engine()
+        self._update_block_table()
 
     def _allocate(self, nbytes: int, timeout_s: float) -> _Block:
         size = self._engine.size
@@ -433,10 +433,10 @@ class Arrays:
         # Not items(): without memory for its iterator, CPython 3.11 crashes.
         for number in [number for number in self._blocks if self._blocks[number].is_free()]:
             block = self._blocks.pop(number)
-            self._notify_engine()
+            self._update_block_table()
             block.mapping.close()
 
-    def _notify_engine(self) -> None:
+    def _update_block_table(self) -> None:
         is_set = False
         while not is_set:  # a release in another thread, or a signal handler, may set a newer table meanwhile
             version = self._engine.blocks_version
@@ -466,7 +466,7 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
 
 
-def check(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def check_shape_and_dtype(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of a shared array as NumPy interprets them. TypeError or ValueError if invalid.
 
     The dimensions of a subarray dtype are appended to the shape.
@@ -505,7 +505,7 @@ def check_nbytes(name: str, nbytes: Any) -> int:
     return number
 
 
-def filling(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def as_fill_value(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return `value` as an array that broadcasts to that shape and dtype. NumPy's error if it cannot."""
     if isinstance(value, np.ma.MaskedArray):
         raise buffers.masked("fill_value")

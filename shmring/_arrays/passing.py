@@ -42,7 +42,7 @@ from .._system import file_descriptors, segments
 from .._system.limits import explain
 from ..errors import Error
 from . import keeper
-from .allocator import Part, check, check_possible
+from .allocator import Part, check_possible, check_shape_and_dtype
 
 _Array = np.ndarray[Any, Any]
 _Shape = int | tuple[int, ...]
@@ -618,7 +618,7 @@ def _shared(
     is_cleared: bool = False,
     is_by_value: bool = False,
 ) -> _Array:
-    lengths, items = check(shape, dtype)
+    lengths, items = check_shape_and_dtype(shape, dtype)
     nbytes = max(math.prod(lengths) * items.itemsize, 1)
     check_possible(nbytes)
     _check_outside()

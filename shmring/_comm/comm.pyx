@@ -22,8 +22,7 @@ from .._lifecycle.membership import left_behind
 from .._system import ended_ranks, segments
 from .._arrays import buffers
 from .._arrays import shared_array as shared
-from .._arrays.allocator import MOST_NBYTES, Arrays, check_nbytes, filling, whole_pages
-from .._arrays.allocator import check as check_array
+from .._arrays.allocator import MOST_NBYTES, Arrays, as_fill_value, check_nbytes, check_shape_and_dtype, whole_pages
 from .._arrays.operands import Arena
 from ..errors import Error, Timeout
 from .error_feedback import Residuals
@@ -392,7 +391,7 @@ cdef class Comm(Messages):
         (2, 3)
         """
         try:
-            lengths, numpy_dtype = check_array(shape, dtype)
+            lengths, numpy_dtype = check_shape_and_dtype(shape, dtype)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(ALLOCATE)
@@ -458,8 +457,8 @@ cdef class Comm(Messages):
         import numpy as np
 
         try:
-            shape, dtype = check_array(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
-            values = filling(fill_value, shape, dtype)   # refuse invalid values before other ranks have an array
+            shape, dtype = check_shape_and_dtype(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
+            values = as_fill_value(fill_value, shape, dtype)   # refuse invalid values before other ranks have an array
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(ALLOCATE)
@@ -497,7 +496,7 @@ cdef class Comm(Messages):
             if isinstance(a, np.ma.MaskedArray):
                 raise buffers.masked("a")
             a = np.asarray(a)
-            shape, dtype = check_array(a.shape, a.dtype)
+            shape, dtype = check_shape_and_dtype(a.shape, a.dtype)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         except Exception:
             self.engine.refuse(ALLOCATE)
@@ -609,7 +608,7 @@ cdef class Comm(Messages):
         return self.engine.run_own_steps(self._arena, whole_pages(wanted), smallest, timeout_s)
 
     def _arena(self, nbytes, smallest_nbytes, double timeout_s):
-        return Arena(self.arrays.empty(*check_array(nbytes, "uint8"), timeout_s), smallest_nbytes)
+        return Arena(self.arrays.empty(*check_shape_and_dtype(nbytes, "uint8"), timeout_s), smallest_nbytes)
 
     def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
         """Collective: return one array, filled with zeros, whose memory all ranks of the host share.
@@ -649,7 +648,7 @@ cdef class Comm(Messages):
         [1, 2]
         """
         try:
-            lengths, numpy_dtype = check_array(shape, dtype)
+            lengths, numpy_dtype = check_shape_and_dtype(shape, dtype)
             count = shared.check_locks(locks)
             timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
             nbytes = math.prod(lengths) * numpy_dtype.itemsize
