@@ -223,14 +223,14 @@ cdef class Lock:
 
 # A rank reads, writes and combines elements block by block, each block under its lock. No other rank takes part.
 cdef enum:
-    BLOCK_NBYTES = 32 << 10   # a few microseconds of work, about half of an L1 cache
+    LOCKED_NBYTES = 32 << 10   # a few microseconds of work, about half of an L1 cache
     MOST_STRIPES = 16    # usually more than the ranks in access() at a time; two cache lines each
     MOST_ELEMENTS = 1024   # indexed elements processed while a stripe is held
 
 
 def count_for(nbytes):
     """Return the number of stripes of an array of `nbytes`."""
-    return min(MOST_STRIPES, (nbytes + BLOCK_NBYTES - 1) // BLOCK_NBYTES)
+    return min(MOST_STRIPES, (nbytes + LOCKED_NBYTES - 1) // LOCKED_NBYTES)
 
 
 # One access: copy the elements to `out`, then replace them by `values` or fold `values` into them.
@@ -250,14 +250,14 @@ cdef inline size_t place_of(const Access *a, size_t k) noexcept nogil:
 
 
 cdef inline int stripe_of(const Access *a, size_t k, int nstripes) noexcept nogil:
-    return <int> ((a.offset + place_of(a, k)) // BLOCK_NBYTES % nstripes)
+    return <int> ((a.offset + place_of(a, k)) // LOCKED_NBYTES % nstripes)
 
 
 # Number of elements from `done` on that are in one block or, if indexed, in one stripe.
 cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) noexcept nogil:
     cdef size_t k
     if a.index == NULL:
-        return min(a.count - a.done, (BLOCK_NBYTES - (a.offset + place_of(a, a.done)) % BLOCK_NBYTES) // a.itemsize)
+        return min(a.count - a.done, (LOCKED_NBYTES - (a.offset + place_of(a, a.done)) % LOCKED_NBYTES) // a.itemsize)
     for k in range(a.done + 1, min(a.count, a.done + MOST_ELEMENTS)):
         if stripe_of(a, k, nstripes) != stripe:
             return k - a.done
