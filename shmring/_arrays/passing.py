@@ -69,7 +69,7 @@ class Head(ctypes.Structure):
         ("nbytes", ctypes.c_uint64),  # after this page
         ("references", ctypes.c_uint32),
         ("next_use", ctypes.c_uint32 * 2),  # the number of the next pickle in `slots`, and behind the array
-        ("is_kept", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
+        ("is_reusable", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
         ("is_by_value", ctypes.c_uint8),  # a pool made it to send one array; see `reduce_copy`
         # One for each pickle: 0, or the number of the use, and _SENT or _LOADED.
         ("slots", ctypes.c_uint16 * _NSLOTS),
@@ -87,9 +87,9 @@ def _file_nbytes(nbytes: int) -> int:
 class _Part(Part):
     """Base object of all arrays of this process on a block; the reference of this process goes with it."""
 
-    block: Block  # set once there is an array, since NumPy loses its base object if it has no memory for it
+    block: PassedMemory  # set once there is an array: NumPy loses its base object if it has no memory for it
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: PassedMemory) -> None:
         super().__init__(block.data.address + _HEAD_NBYTES, block.nbytes, is_writable=block.is_writable)
 
 
@@ -97,10 +97,10 @@ class _PartRef(weakref.ref[_Part]):
     """A reference to a part. After the part's end it is in `_dropped`, until its block has been dropped."""
 
     __slots__ = ("block",)
-    block: Block
+    block: PassedMemory
 
 
-class Block:
+class PassedMemory:
     """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped.
 
     It exists before its descriptor, so that no exception loses the descriptor: set `fd`, then call `map`.
@@ -133,7 +133,7 @@ class Block:
         with segments.locked(self.fd):
             head = self.head
             head.magic, head.nbytes, head.references = _MAGIC, self.nbytes, 1
-            head.is_kept, head.is_by_value = _most_kept() > 0, is_by_value
+            head.is_reusable, head.is_by_value = _reuse_limit_nbytes() > 0, is_by_value
             head.nonce = self.nonce = secrets.randbits(63) + 1
 
     def array(self) -> _Array:
@@ -241,7 +241,7 @@ class Block:
             if self.part is not None:
                 head.references -= 1
                 self.part = None  # no handler of a signal runs between these two lines
-            if head.references == 0 and not head.is_kept:
+            if head.references == 0 and not head.is_reusable:
                 segments.free(self.fd, _HEAD_NBYTES, _file_nbytes(self.nbytes) - _HEAD_NBYTES)
 
     def close(self) -> None:
@@ -269,16 +269,16 @@ class Block:
 
 # ---- the blocks of this process ----------------------------------------------------------------------------
 
-_blocks: dict[int, Block] = {}  # by nonce, those with an array here or with pickles under way
-_sent: set[Block] = set()  # those with pickles under way
-_kept: list[Block] = []  # to be used again, the oldest first
+_blocks: dict[int, PassedMemory] = {}  # by nonce, those with an array here or with pickles under way
+_sent: set[PassedMemory] = set()  # those with pickles under way
+_reusable: list[PassedMemory] = []  # to be used again, the oldest first
 _dropped: collections.deque[_PartRef] = collections.deque()  # of blocks whose last array here is gone
 _guard = threading.Lock()  # of all of these, and of each block
 # Taken with _guard: it can say whether this thread holds it. (For any thread: only from Python 3.14 on.)
 _inside = threading.RLock()
 _swept_s = 0.0
-_keep_nbytes = 0  # most bytes of _kept, as the program says
-_kept_for: dict[object, int] = {}  # by open pool: the same, as the pool says; the largest number counts
+_own_limit_nbytes = 0  # most bytes of _reusable, as the program says
+_reuse_limits: dict[object, int] = {}  # by open pool: the same, as the pool says; the largest number counts
 
 
 def _is_inside() -> bool:
@@ -317,27 +317,31 @@ def _drop_all_guarded() -> None:
         _dropped.popleft()  # or the block came back by a pickle, whose reference remained
 
 
-def _close_unused(block: Block) -> None:
+def _close_unused(block: PassedMemory) -> None:
     """Close or keep a block without arrays and pickles. After an exception, call it again."""
     if block.under_way:
         return
     if block.part is None and block.fd >= 0:
-        if block.head.is_kept and block.maker == os.getpid() and not file_descriptors.are_scarce(block.fd):
+        if (
+            block.head.is_reusable
+            and block.maker == os.getpid()
+            and not file_descriptors.are_scarce(block.fd)
+        ):
             if _blocks.pop(block.nonce, None) is not None:
-                _kept.append(block)
-            _trim_kept()
+                _reusable.append(block)
+            _trim_reusable()
         else:
             block.close()
     _sent.discard(block)  # last: after an exception, the next sweep finds the block
 
 
-def _most_kept() -> int:
-    return max([_keep_nbytes, *_kept_for.values()])
+def _reuse_limit_nbytes() -> int:
+    return max([_own_limit_nbytes, *_reuse_limits.values()])
 
 
-def _trim_kept() -> None:
-    while sum(block.nbytes for block in _kept) > _most_kept():
-        _kept.pop(0).close()
+def _trim_reusable() -> None:
+    while sum(block.nbytes for block in _reusable) > _reuse_limit_nbytes():
+        _reusable.pop(0).close()
 
 
 def _sweep() -> None:
@@ -353,16 +357,16 @@ def _sweep() -> None:
         _close_unused(block)
 
 
-def _used_again(nbytes: int) -> Block | None:
-    for place, block in enumerate(_kept):
+def _used_again(nbytes: int) -> PassedMemory | None:
+    for place, block in enumerate(_reusable):
         if nbytes <= block.nbytes <= 2 * nbytes and block.head.references == 0:
-            return _kept.pop(place)
+            return _reusable.pop(place)
     return None
 
 
-def _make_block(nbytes: int, data: _Array | None) -> Block:
+def _make_block(nbytes: int, data: _Array | None) -> PassedMemory:
     """Return a new block that begins with these bytes."""
-    block = Block(nbytes, True, True, os.getpid())
+    block = PassedMemory(nbytes, True, True, os.getpid())
     try:
         block.fd = segments.create(_file_nbytes(nbytes), kind="memfd")
         purpose = "a shared array"
@@ -570,37 +574,37 @@ def keep_shared(nbytes: int) -> int:
     >>> shmring.keep_shared(before)
     268435456
     """
-    global _keep_nbytes
-    nbytes = _kept_nbytes_of(nbytes)
-    if nbytes == _keep_nbytes:
+    global _own_limit_nbytes
+    nbytes = _checked_limit(nbytes)
+    if nbytes == _own_limit_nbytes:
         return nbytes
     _check_outside()
     with _inside, _guard:
-        before, _keep_nbytes = _keep_nbytes, nbytes
-        _trim_kept()
+        before, _own_limit_nbytes = _own_limit_nbytes, nbytes
+        _trim_reusable()
     _drop_all()
     return before
 
 
-def keep_for(pool: object, nbytes: int) -> None:
+def set_reuse_limit(pool: object, nbytes: int) -> None:
     """Keep memory while a pool is open, as `keep_shared` does. 0: the pool is not open any more."""
-    nbytes = _kept_nbytes_of(nbytes)
+    nbytes = _checked_limit(nbytes)
     _check_outside()
     with _inside, _guard:
-        _kept_for[pool] = nbytes
-        for each in [each for each, most in _kept_for.items() if most == 0]:
-            del _kept_for[each]
-        _trim_kept()
+        _reuse_limits[pool] = nbytes
+        for each in [each for each, most in _reuse_limits.items() if most == 0]:
+            del _reuse_limits[each]
+        _trim_reusable()
     _drop_all()
 
 
 def forget_pool(pool: object) -> None:
     """Keep no more memory for a pool, from the next use on. A destructor may call it at any moment."""
-    if pool in _kept_for:
-        _kept_for[pool] = 0  # the number of entries stays, as another call may be going through them
+    if pool in _reuse_limits:
+        _reuse_limits[pool] = 0  # the number of entries stays, as another call may be going through them
 
 
-def _kept_nbytes_of(nbytes: Any) -> int:
+def _checked_limit(nbytes: Any) -> int:
     if isinstance(nbytes, float) and nbytes.is_integer():  # such as 1e9
         nbytes = int(nbytes)
     found = integer("nbytes", nbytes)
@@ -640,13 +644,13 @@ def _shared(
 # ---- pickles -----------------------------------------------------------------------------------------------
 
 
-def block_of(array: _Array) -> Block | None:
+def block_of(array: _Array) -> PassedMemory | None:
     """Return the block in which an array's memory is. None for memory that is not passed by reference."""
     block = _block_below(array)
     return block if block is not None and not block.head.is_by_value else None
 
 
-def _block_below(array: _Array) -> Block | None:
+def _block_below(array: _Array) -> PassedMemory | None:
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
@@ -691,7 +695,7 @@ def take_back(reduced: Iterable[Any]) -> None:
     _drop_all()
 
 
-def _reduce(array: _Array, block: Block) -> Any:
+def _reduce(array: _Array, block: PassedMemory) -> Any:
     _check_outside()
     with _inside, _guard:
         _sweep()
@@ -728,7 +732,7 @@ def _load(
         _sweep()
         block = _blocks.get(nonce)
         if block is None:
-            block = Block(nbytes, for_receivers, for_receivers)
+            block = PassedMemory(nbytes, for_receivers, for_receivers)
             try:
                 block.fd = _open(pid, number, identity, token, nonce)
                 _map(block, pid, identity)
@@ -757,7 +761,7 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
     return fd
 
 
-def _map(block: Block, pid: int, identity: list[int]) -> None:
+def _map(block: PassedMemory, pid: int, identity: list[int]) -> None:
     """Map a block of another process once its descriptor is proven to be of that memory."""
     about = os.fstat(block.fd)
     if [about.st_dev, about.st_ino, about.st_size] != [*identity, _file_nbytes(block.nbytes)]:
@@ -859,12 +863,12 @@ def _after_fork_in_child() -> None:
     _token.cache_clear()
     _prepare_end()
     _sent.clear()  # its parent's pickles
-    for block in [*_blocks.values(), *_kept]:
+    for block in [*_blocks.values(), *_reusable]:
         block.under_way.clear()
         if block.part is None:
             block.close()
-    _kept.clear()
-    _kept_for.clear()  # its parent's pools
+    _reusable.clear()
+    _reuse_limits.clear()  # its parent's pools
 
 
 os.register_at_fork(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import shmring
 
-from .._arrays.passing import forget_pool, keep_for
+from .._arrays.passing import forget_pool, set_reuse_limit
 from ._sharing import (
     KEEP_NBYTES,
     LEAST_NBYTES,
@@ -75,7 +75,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
         self._least_nbytes = least_nbytes
         self._light_nbytes = min(least_nbytes, LIGHT_NBYTES)
         self._while_open = object()
-        keep_for(self._while_open, keep_nbytes)
+        set_reuse_limit(self._while_open, keep_nbytes)
         weakref.finalize(self, forget_pool, self._while_open).atexit = False
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -89,7 +89,7 @@ class Executor(concurrent.futures.ProcessPoolExecutor):
             Cancel the tasks that have not begun.
         """
         super().shutdown(wait, cancel_futures=cancel_futures)
-        keep_for(self._while_open, 0)
+        set_reuse_limit(self._while_open, 0)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         """Run fn(*args, **kwargs) in a worker, as ProcessPoolExecutor.submit does.

@@ -310,22 +310,22 @@ def test_what_an_executor_keeps_ends_with_it():
     gc.collect()  # Executors of other tests
     before, context = shmring.keep_shared(4096), multiprocessing.get_context("fork")
     first, second = Executor(1, keep_nbytes=1 << 20), Executor(1, keep_nbytes=1 << 16)
-    assert passing._most_kept() == 1 << 20
+    assert passing._reuse_limit_nbytes() == 1 << 20
     first.shutdown()
-    assert passing._most_kept() == 1 << 16
+    assert passing._reuse_limit_nbytes() == 1 << 16
     assert shmring.keep_shared(8192) == 4096
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=lambda: sender.send(passing._most_kept()))
+    child = context.Process(target=lambda: sender.send(passing._reuse_limit_nbytes()))
     child.start()
     assert receiver.poll(20)
     assert receiver.recv() == 8192  # the pool is its parent's
     child.join()
     second.shutdown()
     second.shutdown()
-    assert passing._most_kept() == 8192
+    assert passing._reuse_limit_nbytes() == 8192
     Executor(1)  # dropped
     gc.collect()
-    assert passing._most_kept() == 8192
+    assert passing._reuse_limit_nbytes() == 8192
     with pytest.raises(TypeError, match="None"):
         Executor(1, keep_nbytes=None)
     assert shmring.keep_shared(before) == 8192

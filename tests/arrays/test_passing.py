@@ -524,7 +524,9 @@ def fail(*_, **__):
     raise MemoryError
 
 
-@pytest.mark.parametrize("step", ["Block.__init__", "Block.map", "segments.allocate", "segments.fcntl.fcntl"])
+@pytest.mark.parametrize(
+    "step", ["PassedMemory.__init__", "PassedMemory.map", "segments.allocate", "segments.fcntl.fcntl"]
+)
 def test_no_memory_at_a_step_loses_no_descriptor(monkeypatch, step):
     before = set(segments())
     with monkeypatch.context() as patch:
@@ -581,7 +583,10 @@ def test_threads_share_and_drop_at_the_same_time():
     assert not wrong
 
 
-@pytest.mark.parametrize("step", ["_used_again", "Block.begin", "Block.send", "Block.receive", "Block.drop"])
+@pytest.mark.parametrize(
+    "step",
+    ["_used_again", "PassedMemory.begin", "PassedMemory.send", "PassedMemory.receive", "PassedMemory.drop"],
+)
 def test_a_signal_handler_inside_a_call_gets_an_error(monkeypatch, step):
     """Without the error it would wait for the thread that it interrupts."""
     array, errors = shmring.share(np.ones(3)), []
@@ -593,7 +598,7 @@ def test_a_signal_handler_inside_a_call_gets_an_error(monkeypatch, step):
             except RuntimeError as error:
                 errors.append(str(error))
 
-    owner, name = (passing.Block, step[6:]) if "." in step else (passing, step)
+    owner, name = (passing.PassedMemory, step.partition(".")[2]) if "." in step else (passing, step)
     whole = getattr(owner, name)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
