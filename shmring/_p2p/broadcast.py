@@ -10,13 +10,13 @@ import numpy as np
 from .._arguments import integer
 from ..errors import Closed, RankFailed
 from .broadcast_ends import MOST_READERS, BroadcastEnds
-from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
+from .ring_common import DEFAULT_NBYTES, RingBase, cause_of_death, rounded
 
 _ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
 _WORD = np.dtype("<u8")
 
 
-class Broadcast(QueueEnds, BroadcastEnds):
+class Broadcast(RingBase, BroadcastEnds):
     """A queue from one process to several others: every reader gets every item, in order.
 
     Create it and send it to the other processes. It travels as an argument of `multiprocessing.Process`,

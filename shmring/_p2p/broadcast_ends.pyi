@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from .._system.segments import Mapping
-from .ring_ends import Ends
+from .ring_ends import RingEndsBase
 
 MOST_READERS: int  # maximum number of readers
 
-class BroadcastEnds(Ends):
+class BroadcastEnds(RingEndsBase):
     """The writer's end and one reader's end of a ring with several readers."""
 
     _last_death: str | None

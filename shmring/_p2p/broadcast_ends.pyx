@@ -17,7 +17,7 @@ from .._core.spsc_ring cimport (
     sr_ring_message_nbytes, sr_ring_open_end,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
-from .ring_ends cimport Ends
+from .ring_ends cimport RingEndsBase
 from .ring_frames cimport JOIN_NBYTES, OBJECT, PIECE_NBYTES
 
 from ..errors import Closed, Error
@@ -25,7 +25,7 @@ from ..errors import Closed, Error
 MOST_READERS = SR_MOST_READERS
 
 
-cdef class BroadcastEnds(Ends):
+cdef class BroadcastEnds(RingEndsBase):
     """The writer's end and one reader's end of a ring with several readers."""
 
     cdef sr_broadcast *shared
@@ -215,7 +215,7 @@ cdef class BroadcastEnds(Ends):
     cdef bint is_admitted(self) noexcept nogil:
         return sr_place_get_state(sr_flag_load_ordered(&self.shared.reader[self.place].place.owner)) == SR_PLACE_JOINED
 
-    # -- what Ends needs --
+    # -- what RingEndsBase needs --
 
     cdef int check_readers(self) except -1:
         cdef uint64_t no_deadline = NEVER_NS

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import SupportsIndex
 
 from ..errors import RankFailed
-from .ring_common import DEFAULT_NBYTES, QueueEnds, cause_of_death, rounded
+from .ring_common import DEFAULT_NBYTES, RingBase, cause_of_death, rounded
 from .ring_ends import HEAD_NBYTES, RingEnds
 
 _SIDES = ("puts into", "gets from")
 
 
-class Ring(QueueEnds, RingEnds):
+class Ring(RingBase, RingEnds):
     """A queue of bytes and arrays from one process to another, through shared memory; nothing is pickled.
 
     Create it and send it to the other process. It travels as an argument of `multiprocessing.Process`, and

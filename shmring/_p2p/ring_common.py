@@ -24,7 +24,7 @@ from .._config.settings import Settings
 from .._system import file_descriptors, procfs, segments
 from .._system.limits import usable_cpus
 from ..errors import Aborted, Closed, Error
-from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, Ends
+from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, RingEndsBase
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ _WHAT = "a ring"  # in messages
 _COUNTED_NBYTES = 24
 _LINGER_S = 60.0  # least time for which a closed ring can be loaded from a pickle, if its maker lives
 _SEVERAL = 0xFFFFFFFF  # Origin.sender: more than one process
-_open: weakref.WeakSet[QueueEnds] = weakref.WeakSet()
+_open: weakref.WeakSet[RingBase] = weakref.WeakSet()
 
 
 # The descriptors of closed rings, while pickles of them may be loaded: (number of pickles, end_s).
@@ -67,7 +67,7 @@ class Origin(ctypes.Structure):
 assert ctypes.sizeof(Origin) <= ORIGIN_NBYTES
 
 
-class QueueEnds(Ends):
+class RingBase(RingEndsBase):
     """The part of Ring and Broadcast that is written in Python; see there."""
 
     _origin: Origin  # valid as long as this object, which keeps the memory mapped
@@ -224,7 +224,7 @@ class QueueEnds(Ends):
         place = file_descriptors.machine(), pid, self._fd, file_descriptors.identity_of(self._fd)
         return type(self)._load, (*place, origin.nonce, pickle_number)
 
-    # -- methods that Ends calls --
+    # -- methods that RingEndsBase calls --
 
     def _come(self) -> tuple[int, int]:
         """Register this process as the user of a side: it will close the ring when it ends."""
@@ -406,7 +406,7 @@ def rounded(nbytes: SupportsIndex) -> int:
     return max(LEAST_NBYTES, 1 << (nbytes - 1).bit_length())
 
 
-def _close_quietly(reference: weakref.ref[QueueEnds]) -> None:
+def _close_quietly(reference: weakref.ref[RingBase]) -> None:
     ring = reference()
     if ring is not None:
         with contextlib.suppress(RuntimeError):

@@ -8,7 +8,7 @@ from .._core.spsc_ring cimport sr_frame, sr_incoming, sr_outgoing, sr_ring_end
 from .ring_frames cimport Shape
 
 
-cdef class Ends:
+cdef class RingEndsBase:
     cdef sr_ring_end *producer
     cdef sr_ring_end own_producer, consumer
     cdef object mapping                 # keeps the memory mapped

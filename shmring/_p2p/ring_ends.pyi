@@ -13,7 +13,7 @@ LEAST_NBYTES: int  # minimum size of the ring's data
 ORIGIN_BEGIN: int  # offset of what ring_common.py keeps in the ring's memory
 ORIGIN_NBYTES: int
 
-class Ends:
+class RingEndsBase:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
     closed_because: str | None
@@ -54,7 +54,7 @@ class Ends:
     def _text_of(self, dtype: np.dtype[Any]) -> bytes: ...
     def _dtype_of(self, text: bytes) -> np.dtype[Any]: ...
 
-class RingEnds(Ends):
+class RingEnds(RingEndsBase):
     """Both ends of a ring with one reader."""
 
     def __init__(self, mapping: Mapping, pauses: int) -> None: ...

@@ -1,6 +1,6 @@
 # The ends of rings that need no communicator: putting and getting items, and waiting for items and room. RingEnds is of
-# a ring with one reader; BroadcastEnds (broadcast_ends) is of a ring with several; Ends has what both do alike. The
-# modules `ring` and `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
+# a ring with one reader; BroadcastEnds (broadcast_ends) is of a ring with several; RingEndsBase has what both do alike.
+# The modules `ring` and `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -49,7 +49,7 @@ cdef inline bint is_unwanted(int kind, object out, bint takes_objects) noexcept:
     return (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None)
 
 
-cdef class Ends:
+cdef class RingEndsBase:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
     def __cinit__(self, *_, **__):
@@ -697,7 +697,7 @@ cdef class Ends:
         return self.nbytes_of_ring
 
 
-cdef class RingEnds(Ends):
+cdef class RingEnds(RingEndsBase):
     """Both ends of a ring with one reader."""
 
     cdef sr_queue *q
