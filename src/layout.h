@@ -1,6 +1,6 @@
-/* The layout of shared memory: the segment of a communicator, and the heads of rings and locks, which are in memory of
-   their own. For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds
-   the field. Atomic fields are accessed only by the functions in sync/. */
+/* The layout of shared memory: the segment of a communicator, and the heads of rings and locks in memory of their own.
+   For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds the field.
+   Atomic fields are accessed only by the functions in sync/. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
@@ -270,7 +270,7 @@ struct sr_queue {
     uint64_t magic;                  /* W creator before any other process maps it; R both sides */
     uint64_t nbytes;                 /* W creator, likewise: a power of two; R both sides */
     unsigned char origin[SR_ORIGIN_NBYTES]; /* of ring_common.py: who made the ring, and who has pickled it */
-    uint32_t gave_up;                /* 1: an exception ended the putting. W the side that puts, before it closes; R the
+    uint32_t aborted;                /* 1: an exception ended the putting. W the side that puts, before it closes; R the
                                         other side, once it sees this */
     struct sr_liveness liveness[SR_SIDES]; /* W the process at that side, `state` first by compare-and-swap; R the other
                                               side */
@@ -319,7 +319,7 @@ struct sr_broadcast {
     unsigned char origin[SR_ORIGIN_NBYTES]; /* as sr_queue.origin */
     uint32_t places, reserved; /* places of readers; places that are reserved at the beginning */
     uint32_t drops;            /* 1: the writer does not wait for readers */
-    uint32_t gave_up;          /* 1: an exception ended the putting. W writer, before it closes; R readers, then */
+    uint32_t aborted;          /* 1: an exception ended the putting. W writer, before it closes; R readers, then */
     struct sr_place writer;
     struct sr_counter changes; /* W readers that take or leave a place, by fetch-and-add; R writer, which then looks at
                                   the places */

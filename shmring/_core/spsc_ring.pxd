@@ -22,7 +22,7 @@ cdef extern from "layout.h" nogil:
         uint64_t place, block
     cdef struct sr_queue:
         uint64_t magic, nbytes
-        uint32_t gave_up
+        uint32_t aborted
         sr_liveness *liveness
         sr_event *event
         sr_ring ring
@@ -40,7 +40,7 @@ cdef extern from "layout.h" nogil:
         sr_event event
     cdef struct sr_broadcast:
         uint64_t magic, nbytes
-        uint32_t places, reserved, drops, gave_up
+        uint32_t places, reserved, drops, aborted
         sr_place writer
         sr_counter tail
         sr_event event

@@ -49,7 +49,7 @@ cdef class BroadcastEnds(RingEndsBase):
         self.places = <uint32_t> places
         self.keeps_readers = shared.reserved == places
         self.shared = shared
-        self.gave_up = &shared.gave_up
+        self.aborted = &shared.aborted
         self.producer = &self.writer.end
         self.tail = &shared.tail.value if shared.drops else NULL
         self.pauses = pauses

@@ -199,7 +199,7 @@ class RingBase(RingEndsBase):
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
-            self._give_up()
+            self._mark_aborted()
         self.close()
 
     def __del__(self) -> None:
@@ -263,12 +263,12 @@ class RingBase(RingEndsBase):
         """Return (pid, start time) of the process that made the ring."""
         return self._origin.creator_pid, self._origin.creator_start_time
 
-    def _error_of_close(self, is_writer: bool, gave_up: bool) -> Exception:
+    def _error_of_close(self, is_writer: bool, aborted: bool) -> Exception:
         """Return the error of a wait for a process that has closed the ring.
 
-        gave_up: whether an exception left the `with` block of the process that puts.
+        aborted: whether an exception left the `with` block of the process that puts.
         """
-        if gave_up and not is_writer:
+        if aborted and not is_writer:
             return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
         return self._closed_there(is_writer)
 

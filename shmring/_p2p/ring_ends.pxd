@@ -29,7 +29,7 @@ cdef class RingEndsBase:
     cdef object item_kind
     cdef bint item_is_given             # ... and it is the caller's array; never so between calls
     cdef bint item_is_whole             # ... and all of it has come; so between calls only if a get has refused it
-    cdef uint32_t *gave_up              # in shared memory: 1 if an exception ended the putting
+    cdef uint32_t *aborted              # in shared memory: 1 if an exception ended the putting
     cdef sr_flag interrupted            # 1: no call of this process waits any more
     cdef const sr_flag *tail            # if the writer drops items: position of the oldest item; else NULL
     cdef uint64_t number, next_number   # of the next item that goes in, and of the next one that comes out
@@ -56,7 +56,7 @@ cdef class RingEndsBase:
     cdef int send(self, int kind, const unsigned char *data, size_t nbytes, uint64_t *deadline) except -1
     cdef int send_parts(self, int kind, list parts, size_t nbytes, uint64_t *deadline) except -1
     cdef int send_part(self, object part, sr_outgoing *message, uint64_t *deadline) except -1
-    cdef int give_up(self, sr_outgoing *message) except -1
+    cdef int void_message(self, sr_outgoing *message) except -1
     cdef int send_cut(self, uint64_t *deadline) except -1
     cdef object next_item(self, object timeout, bint block, object out, bint takes_objects)
     cdef int release_given(self) except -1

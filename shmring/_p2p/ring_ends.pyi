@@ -37,7 +37,7 @@ class RingEndsBase:
     def _forget_sides(self) -> None:
         """Give up both sides in a forked child: they stay with the parent."""
 
-    def _give_up(self) -> None:
+    def _mark_aborted(self) -> None:
         """Have the processes that get raise Aborted in place of Closed, once this side closes."""
 
     def _close(self, because: str) -> None:

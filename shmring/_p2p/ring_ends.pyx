@@ -240,7 +240,7 @@ cdef class RingEndsBase:
                 self.wait(SR_PRODUCER, sr_ring_frame_nbytes(message.head.nbytes), deadline)
         except BaseException:
             if message.offset > 0:
-                self.give_up(&message)
+                self.void_message(&message)
             raise
 
     # As send, for a message of several bytes-like parts, which must not all be empty.
@@ -252,7 +252,7 @@ cdef class RingEndsBase:
                 self.send_part(part, &message, deadline)
         except BaseException:
             if message.offset > 0:
-                self.give_up(&message)
+                self.void_message(&message)
             raise
         return 0
 
@@ -273,7 +273,7 @@ cdef class RingEndsBase:
             PyBuffer_Release(&view)
 
     # Notify the other side that the message which it has begun to get is void: now, or before the next message.
-    cdef int give_up(self, sr_outgoing *message) except -1:
+    cdef int void_message(self, sr_outgoing *message) except -1:
         self.cut = message.head
         self.cut.nbytes = 0
         self.cut.flags = SR_FRAME_CUT
@@ -548,7 +548,7 @@ cdef class RingEndsBase:
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
-                raise self._error_of_close(side == SR_PRODUCER, self.gave_up[0])
+                raise self._error_of_close(side == SR_PRODUCER, self.aborted[0])
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
                 npolls += 1
@@ -638,7 +638,7 @@ cdef class RingEndsBase:
     cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1:
         cdef uint64_t now = sr_now_ns()
         if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
-            raise self._error_of_close(side == SR_PRODUCER, self.gave_up[0])
+            raise self._error_of_close(side == SR_PRODUCER, self.aborted[0])
         if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
             self.checked_ns[side] = now
             self.check_awaited(side, room_nbytes, 0)
@@ -669,10 +669,10 @@ cdef class RingEndsBase:
         self.stop_watching(SR_PRODUCER)
         self.stop_watching(SR_CONSUMER)
 
-    def _give_up(self):
+    def _mark_aborted(self):
         """Have the processes that get raise Aborted in place of Closed, once this side closes."""
         if self.closed_because is None and self.puts:
-            self.gave_up[0] = 1
+            self.aborted[0] = 1
 
     def _close(self, str because):
         """Close the sides that this process uses, once."""
@@ -711,7 +711,7 @@ cdef class RingEnds(RingEndsBase):
         self.mapping = mapping
         self.nbytes_of_ring = nbytes
         self.q = q
-        self.gave_up = &q.gave_up
+        self.aborted = &q.aborted
         self.pauses = pauses
         self.closed_because = None
 
