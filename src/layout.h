@@ -1,6 +1,6 @@
 /* The layout of shared memory: the segment of a communicator, and the heads of rings and locks in memory of their own.
-   For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds the field.
-   Atomic fields are accessed only by the functions in sync/. */
+   For each field it names the ranks that write it (W) and read it (R). "W owner" is the rank whose lane holds the
+   field. Atomic fields are accessed only by the functions in sync/. */
 #ifndef SR_LAYOUT_H
 #define SR_LAYOUT_H
 
