@@ -134,7 +134,7 @@ cdef class Endpoint:
             with nogil:
                 while not sr_flag_take(&self.matching.stepper, WAITER):
                     sr_yield()
-        self.matching.stuck = False
+        self.matching.lacks_memory = False
 
     cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
         start_thread()
@@ -163,7 +163,7 @@ cdef class Endpoint:
             return
         if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
             with nogil:
-                m.stuck = not self.advance_quietly()   # a call that waits meets the error again and raises it
+                m.lacks_memory = not self.advance_quietly()   # a call that waits meets the error again and raises it
         sr_flag_set(&m.stepper, 0)
         self.release_completed()
 

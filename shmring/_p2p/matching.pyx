@@ -874,7 +874,7 @@ cdef void sleep_remote(Matching *m, Message *message, uint64_t limit_ns) noexcep
 
 
 # True if the message is incomplete after everything its peer sent was processed.
-cdef inline bint is_stuck(Matching *m, Message *message) noexcept nogil:
+cdef inline bint stays_incomplete(Matching *m, Message *message) noexcept nogil:
     return step_messages(m) == BLOCKED and message.state != COMPLETE
 
 
@@ -904,10 +904,10 @@ cdef int status_of_peers(Matching *m, Message *message, int *culprit) noexcept n
             continue
         culprit[0] = m.unmatched_source = rank
         if status != LEFT:
-            return status if is_stuck(m, message) else PROGRESSED
+            return status if stays_incomplete(m, message) else PROGRESSED
         nleft += 1
     if nleft > 0 and (message.peer != ANY or nleft == m.size - 1):
-        return LEFT if is_stuck(m, message) else PROGRESSED
+        return LEFT if stays_incomplete(m, message) else PROGRESSED
     return PROGRESSED
 
 
@@ -947,7 +947,7 @@ cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
             return IDLE
     if m.npending == 0 and m.completed != NULL:
         found = REAPABLE
-    elif m.npending == 0 or m.stuck or sr_flag_load(&m.g.header.abort) != SR_NO_ABORT:
+    elif m.npending == 0 or m.lacks_memory or sr_flag_load(&m.g.header.abort) != SR_NO_ABORT:
         found = IDLE
         if now < m.watched_until_ns and m.npending == 0:
             found = WAITING

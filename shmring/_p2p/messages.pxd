@@ -151,7 +151,7 @@ cdef struct Matching:
     sr_flag stepper
     sr_flag resting          # the progress thread has stopped polling: a caller that leaves work for it must wake it
     uint64_t watched_until_ns   # used by the progress thread only
-    bint stuck               # no memory for an unexpected message: a call that waits reports it
+    bint lacks_memory        # no memory for an unexpected message: a call that waits reports it
     Group *g
     int rank, size           # among the ranks of all hosts
     int *rank_of             # by lane
