@@ -56,7 +56,7 @@ cdef class Endpoint:
     cdef bint probe_once(self, Message *probe) except -1
     cdef int post_and_wait(self, Message *message, uint64_t timeout_ns) except -1
     cdef int wait_complete(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
-    cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
+    cdef int await_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1
     cdef int trace_message(self, Message *message) noexcept
     cdef int abandon(self, Message *message, object error) except -1
     cdef int raise_for(self, int status, Message *message, int culprit, uint64_t timeout_ns, bint is_final) except -1

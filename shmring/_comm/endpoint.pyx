@@ -28,8 +28,8 @@ from .._engine.state cimport world_number
 from .._engine.wait cimport BRIEF_NBYTES
 from .._internode.context cimport inter_of, remote
 from .._p2p.matching cimport (
-    complete, deliver_briefly, deliver_patiently, deliver_to_self, discard_unexpected, has_moved, keep_unexpected,
-    open_ring, poll_messages, post_receive, post_send, receive_unexpected, stage_offers, status_of_peers, step_messages,
+    complete, deliver_to_self, discard_unexpected, has_moved, keep_unexpected, open_ring, poll_messages, post_receive,
+    post_send, receive_unexpected, stage_offers, status_of_peers, step_messages, try_message_briefly, wait_for_message,
     withdraw, withdraw_all,
 )
 from .._p2p.message_path cimport is_streamed
@@ -470,7 +470,7 @@ cdef class Endpoint:
     cdef int wait_complete(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         try:
             if message.state != COMPLETE:
-                self.wait_for_message(message, timeout_ns, is_final)
+                self.await_message(message, timeout_ns, is_final)
         finally:
             if self.engine.g.p2p_trace != NULL:
                 self.trace_message(message)
@@ -487,11 +487,11 @@ cdef class Endpoint:
             m.begun_ns = note_message(<Trace *> m.g.p2p_trace, what, m.begun_ns, rank, nbytes, outcome)
         return 0
 
-    cdef int wait_for_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
+    cdef int await_message(self, Message *message, uint64_t timeout_ns, bint is_final) except -1:
         cdef Wait wait
         cdef int status = BLOCKED
         if message.nbytes <= BRIEF_NBYTES and self.matching.nsends <= message.is_send:   # no other send is under way
-            status = deliver_briefly(&self.matching, message)
+            status = try_message_briefly(&self.matching, message)
             if status == DONE:
                 return 0
         memset(&wait, 0, sizeof(wait))
@@ -513,7 +513,7 @@ cdef class Endpoint:
             elif status != BLOCKED:
                 self.raise_for(status, message, wait.culprit, timeout_ns, is_final)
             with nogil:
-                status = deliver_patiently(&self.matching, message, &wait)
+                status = wait_for_message(&self.matching, message, &wait)
         return 0
 
     # Withdraw a message because of an error. If bytes of it have moved, the communicator ends: a repeated call would

@@ -16,7 +16,7 @@ cdef void stage_offers(Matching *m) noexcept nogil
 cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil
 cdef bint deliver_to_self(Matching *m, Message *message) noexcept nogil
 cdef void open_ring(Matching *m, int receiver) noexcept nogil
-cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil
+cdef int try_message_briefly(Matching *m, Message *message) noexcept nogil
 cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil
-cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil
+cdef int wait_for_message(Matching *m, Message *message, Wait *wait) noexcept nogil
 cdef int status_of_peers(Matching *m, Message *message, int *culprit) noexcept nogil

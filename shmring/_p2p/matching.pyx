@@ -1,6 +1,6 @@
 # Move point-to-point messages: step_messages advances everything that is posted as far as possible, and returns at
 # once. Messages between two ranks keep the order of their ring. If a message without a receive precedes one that a
-# receive waits for, it is kept in private memory. deliver_patiently waits until a message is complete. Nothing here
+# receive waits for, it is kept in private memory. wait_for_message waits until a message is complete. Nothing here
 # touches a Python object.
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -766,7 +766,7 @@ cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept n
 
 
 # Try briefly with the GIL held, as a small collective does.
-cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil:
+cdef int try_message_briefly(Matching *m, Message *message) noexcept nogil:
     cdef int status
     cdef int yields = 0
     while True:
@@ -777,9 +777,9 @@ cdef int deliver_briefly(Matching *m, Message *message) noexcept nogil:
         yields += 1
 
 
-# As wait_until_delivered, but end the published wait, unless the caller continues to wait after SIGNALLED.
-cdef int deliver_patiently(Matching *m, Message *message, Wait *wait) noexcept nogil:
-    cdef int status = wait_until_delivered(m, message, wait)
+# As wait_until_complete, but end the published wait, unless the caller continues to wait after SIGNALLED.
+cdef int wait_for_message(Matching *m, Message *message, Wait *wait) noexcept nogil:
+    cdef int status = wait_until_complete(m, message, wait)
     if status != SIGNALLED:
         end_wait(m.g, SR_WAIT_MESSAGE)
     return status
@@ -807,7 +807,7 @@ cdef inline uint64_t check_clock(Wait *wait) noexcept nogil:
 
 
 # Return when the message is complete, when something else ends the wait, or when work needs the GIL.
-cdef int wait_until_delivered(Matching *m, Message *message, Wait *wait) noexcept nogil:
+cdef int wait_until_complete(Matching *m, Message *message, Wait *wait) noexcept nogil:
     cdef Group *g = m.g
     cdef uint64_t now
     cdef int status
