@@ -140,7 +140,7 @@ struct sr_record {
 };
 
 /* Waits that a rank may be in at the same time, in different threads. */
-enum sr_wait_place { SR_WAIT_CALL, SR_WAIT_MESSAGE, SR_WAIT_LOCK, SR_WAITS };
+enum sr_wait_index { SR_WAIT_CALL, SR_WAIT_MESSAGE, SR_WAIT_LOCK, SR_WAITS };
 enum sr_wait_kind { SR_IN_CALL, SR_IN_SEND, SR_IN_RECV, SR_IN_PROBE, SR_AT_LOCK, SR_WAIT_KINDS };
 
 /* A wait that has lasted so long that the rank sleeps. W owner; R all ranks and tools, with the caution that records
@@ -189,7 +189,7 @@ struct sr_lane {
     sr_flag p2p_senders[SR_P2P_WORDS]; /* W rank r: bit r, once its message ring to the owner is formatted; R owner */
     struct sr_record record[SR_RECORDS]; /* by seq modulo SR_RECORDS */
     struct sr_seqlock view;
-    struct sr_wait wait[SR_WAITS]; /* by enum sr_wait_place */
+    struct sr_wait wait[SR_WAITS]; /* by enum sr_wait_index */
     struct sr_stack_request stack_request;
     char stacks[SR_STACKS_NBYTES] __attribute__((aligned(4096))); /* W liveness thread; R all: zero-terminated UTF-8 */
 } __attribute__((aligned(4096)));
@@ -239,10 +239,10 @@ struct sr_receipts {
 
 #define SR_FRAME_INLINE_NBYTES 32u
 
-/* The data of a frame with SR_FRAME_OFFER: the place of a whole message in the producer's memory. The consumer copies
-   the bytes from there, once. See offer.h, which has the states. */
+/* The data of a frame with SR_FRAME_OFFER: the address of a whole message in the producer's memory. The consumer
+   copies the bytes from there, once. See offer.h, which has the states. */
 struct sr_offer {
-    uint64_t place;    /* W producer before the frame is there, R consumer: address, or offset in ... */
+    uint64_t address;  /* W producer before the frame is there, R consumer: address, or offset in ... */
     uint64_t block;    /* ... the producer's part of this shared block; SR_PRIVATE: none. Likewise */
     sr_flag state;     /* enum sr_offer_state. W both sides, by compare-and-swap; R producer, which sleeps on it */
 };

@@ -1,6 +1,6 @@
 /* Offers: a large message that the consumer of a ring copies from where it lies, once. A ring copies twice.
 
-   The producer puts a frame with the place of the message into the ring, and puts in nothing else until it knows how
+   The producer puts a frame with the address of the message into the ring, and puts in nothing else until it knows how
    the offer ended. So the producer can still send the message through the ring, piece by piece:
 
      producer   OPEN --------------------> STAGED       the consumer did not come in time; the pieces follow
@@ -28,10 +28,10 @@ enum sr_offer_state {
 
 /* Put an offer into the ring and publish it; sr_ring_has_room has returned true for one line. The offer stays valid
    until the producer puts the next frame into the ring. */
-static inline struct sr_offer *sr_offer_put(struct sr_ring_end *end, struct sr_frame *head, uint64_t place,
+static inline struct sr_offer *sr_offer_put(struct sr_ring_end *end, struct sr_frame *head, uint64_t address,
                                             uint64_t block)
 {
-    const struct sr_offer offer = {.place = place, .block = block};
+    const struct sr_offer offer = {.address = address, .block = block};
     const uint64_t begin = sr_ring_data_at(end->position, sizeof offer);
     head->nbytes = sizeof offer;
     head->flags = SR_FRAME_FIRST | SR_FRAME_OFFER;

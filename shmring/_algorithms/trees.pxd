@@ -172,7 +172,7 @@ cdef inline unsigned char *tree_slot(Group *g, const Call *c, const Cursor *curs
     return slot(g, rank, pair_begin(g, c, cursor)) + (2 * tree + way) * pair_slot(c, cursor)
 
 
-cdef inline size_t place_of(const Call *c, const Cursor *cursor, int tree) noexcept nogil:
+cdef inline size_t offset_in_message(const Call *c, const Cursor *cursor, int tree) noexcept nogil:
     return tree * half_nbytes(c, 0) + cursor.offset
 
 
@@ -224,7 +224,8 @@ cdef inline void stage_leaf(Group *g, Call *c) noexcept nogil:
     for tree in range(2):
         nbytes = chunk_of_tree(c, &c.stage, tree)
         if nbytes > 0 and not is_inner(g, g.rank, tree):
-            g.kernels.copy(tree_slot(g, c, &c.stage, g.rank, tree, UP), c.x + place_of(c, &c.stage, tree), nbytes, 0)
+            g.kernels.copy(tree_slot(g, c, &c.stage, g.rank, tree, UP), c.x + offset_in_message(c, &c.stage, tree),
+                           nbytes, 0)
             g.stats.bytes_sent += nbytes
     advance(g, c, &c.stage, SR_STAGED)
 
@@ -251,7 +252,7 @@ cdef inline int fold_subtree(Group *g, Call *c) noexcept nogil:
 # into their slot for the way up.
 cdef inline void fold_children(Group *g, Call *c, int tree) noexcept nogil:
     cdef size_t nbytes = chunk_of_tree(c, &c.fold, tree)
-    cdef size_t begin = place_of(c, &c.fold, tree)
+    cdef size_t begin = offset_in_message(c, &c.fold, tree)
     cdef bint is_root = sr_double_tree_parent(g.rank, g.size, tree) < 0
     cdef int nsources = 1
     cdef int which, child
@@ -286,7 +287,7 @@ cdef inline void take_tree_results(Group *g, Call *c, Cursor *cursor, bint inner
         parent = sr_double_tree_parent(g.rank, g.size, tree)
         nbytes = chunk_of_tree(c, cursor, tree)
         if parent >= 0 and nbytes > 0 and is_inner(g, g.rank, tree) == inner:
-            out = c.out + place_of(c, cursor, tree)
+            out = c.out + offset_in_message(c, cursor, tree)
             g.kernels.copy(out, tree_slot(g, c, cursor, parent, tree, DOWN), nbytes, 0)
             if inner:
                 g.kernels.copy(tree_slot(g, c, cursor, g.rank, tree, DOWN), out, nbytes, 0)

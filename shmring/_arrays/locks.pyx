@@ -245,19 +245,20 @@ cdef struct Access:
     sr_fold_fn *fold              # NULL: values replace the elements
 
 
-cdef inline size_t place_of(const Access *a, size_t k) noexcept nogil:
+cdef inline size_t element_offset(const Access *a, size_t k) noexcept nogil:
     return (<size_t> a.index[k] if a.index != NULL else a.first + k) * a.itemsize
 
 
 cdef inline int stripe_of(const Access *a, size_t k, int nstripes) noexcept nogil:
-    return <int> ((a.offset + place_of(a, k)) // LOCKED_NBYTES % nstripes)
+    return <int> ((a.offset + element_offset(a, k)) // LOCKED_NBYTES % nstripes)
 
 
 # Number of elements from `done` on that are in one block or, if indexed, in one stripe.
 cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) noexcept nogil:
-    cdef size_t k
+    cdef size_t k, nbytes
     if a.index == NULL:
-        return min(a.count - a.done, (LOCKED_NBYTES - (a.offset + place_of(a, a.done)) % LOCKED_NBYTES) // a.itemsize)
+        nbytes = LOCKED_NBYTES - (a.offset + element_offset(a, a.done)) % LOCKED_NBYTES
+        return min(a.count - a.done, nbytes // a.itemsize)
     for k in range(a.done + 1, min(a.count, a.done + MOST_ELEMENTS)):
         if stripe_of(a, k, nstripes) != stripe:
             return k - a.done
@@ -266,7 +267,7 @@ cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) no
 
 # Process `count` elements, contiguous in the array, beginning with the k-th element of the access.
 cdef inline void access_elements(const Access *a, size_t k, size_t count) noexcept nogil:
-    cdef void *there = a.array + place_of(a, k)
+    cdef void *there = a.array + element_offset(a, k)
     cdef const void *sources[2]
     cdef size_t nbytes = count * a.itemsize
     if a.out != NULL:

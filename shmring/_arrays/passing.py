@@ -179,7 +179,7 @@ class PassedMemory:
         """Return the value of a slot."""
         if number < _NSLOTS:
             return int(self.head.slots[number])
-        (value,) = _SLOT.unpack(os.pread(self.fd, _SLOT.size, self.place_of(number)))
+        (value,) = _SLOT.unpack(os.pread(self.fd, _SLOT.size, self.slot_file_offset(number)))
         return int(value)
 
     def set_slot(self, number: int, value: int) -> None:
@@ -188,11 +188,11 @@ class PassedMemory:
             self.head.slots[number] = value
         else:
             try:
-                os.pwrite(self.fd, _SLOT.pack(value), self.place_of(number))
+                os.pwrite(self.fd, _SLOT.pack(value), self.slot_file_offset(number))
             except OSError as error:
                 raise explain(error, "counting the pickles of a shared array") from error
 
-    def place_of(self, number: int) -> int:
+    def slot_file_offset(self, number: int) -> int:
         """Return the place of a slot behind the array, in the file."""
         return _file_nbytes(self.nbytes) - (_NSLOTS + _NFURTHER - number) * _SLOT.size
 

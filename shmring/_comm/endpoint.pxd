@@ -44,7 +44,7 @@ cdef class Endpoint:
     cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1
     cdef int post(self, Message *message) except -1
     cdef dict chosen_paths(self)
-    cdef void find_place(self, Message *message) noexcept
+    cdef void find_address(self, Message *message) noexcept
     cdef int number_receipt(self, Message *message) except -1
     cdef int keep_own_message(self, Message *message) except -1
     cdef int open_ring_to(self, int rank) except -1

@@ -296,22 +296,22 @@ cdef class Endpoint:
             else:
                 if self.matching.peer[message.peer].out.ring == NULL:
                     self.open_ring_to(message.peer)
-                self.find_place(message)
+                self.find_address(message)
             if message.wants_receipt:
                 self.number_receipt(message)
             post_send(&self.matching, message)
         return 0
 
     # Find the place of the message if it is so long that the receiver may copy it from there.
-    cdef void find_place(self, Message *message) noexcept:
+    cdef void find_address(self, Message *message) noexcept:
         cdef Group *g = &self.engine.g
         if message.nbytes < least_offered(g):
             return
-        if g.nblocks > 0 and self.engine.find_block(message.data, message.nbytes, &message.block, &message.place):
-            message.has_place = True
+        if g.nblocks > 0 and self.engine.find_block(message.data, message.nbytes, &message.block, &message.address):
+            message.can_be_offered = True
         elif g.single_copy and message.nbytes >= g.tuning.single_copy_message_nbytes:
-            message.has_place = True
-            message.block, message.place = SR_PRIVATE, <uintptr_t> message.data
+            message.can_be_offered = True
+            message.block, message.address = SR_PRIVATE, <uintptr_t> message.data
 
     # Return the paths of the next messages: {dest: {"private" or "shared": {least bytes of the class: path}}}.
     cdef dict chosen_paths(self):

@@ -19,7 +19,7 @@ cdef extern from "layout.h" nogil:
         uint32_t nbytes, flags, tag, receipt
         uint64_t kind
     cdef struct sr_offer:
-        uint64_t place, block
+        uint64_t address, block
     cdef struct sr_queue:
         uint64_t magic, nbytes
         uint32_t aborted
@@ -117,7 +117,7 @@ cdef extern from "spsc_ring.h" nogil:
 cdef extern from "offer.h" nogil:
     cdef enum:
         SR_OFFER_OPEN, SR_OFFER_READ, SR_OFFER_REFUSED, SR_OFFER_STAGED
-    sr_offer *sr_offer_put(sr_ring_end *, sr_frame *head, uint64_t place, uint64_t block)
+    sr_offer *sr_offer_put(sr_ring_end *, sr_frame *head, uint64_t address, uint64_t block)
     int sr_offer_state(const sr_offer *)
     bint sr_offer_stage(sr_offer *)
     void sr_offer_withdraw(sr_offer *)

@@ -72,7 +72,7 @@ class Flight:
     def presence_of(self, rank: int) -> Literal["absent", "here", "closed", "dead"]:
         """Return the presence of a rank. "dead": it ended without closing."""
 
-    def place_of(self, rank: int) -> tuple[int, int]:
+    def world_rank_and_size(self, rank: int) -> tuple[int, int]:
         """Return (rank, size) of a local rank among the ranks of all hosts."""
 
     @property

@@ -209,7 +209,7 @@ cdef class Flight:
             return "dead"
         return "here" if state == SR_JOINED else "closed" if state == SR_CLOSED else "absent"
 
-    def place_of(self, int rank):
+    def world_rank_and_size(self, int rank):
         """Return (rank, size) of a local rank among the ranks of all hosts."""
         cdef sr_lane *lane = self.lane(rank)
         if lane.stack_request.rank >= lane.stack_request.size or lane.stack_request.size > SR_MAX_RANKS:   # damaged

@@ -12,7 +12,7 @@ cdef extern from "layout.h" nogil:
 
 
 cdef enum:
-    MOST_PLACES = 4          # places of waits that may exist at the same time, see enum sr_wait_place
+    MOST_PLACES = 4          # places of waits that may exist at the same time, see enum sr_wait_index
 
 
 cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil

@@ -154,7 +154,7 @@ cdef inline int host_of_batch(Group *g, InterNode *inter, int batch, int *first)
 
 
 # Return the index of a host among the other hosts: data received from other hosts are stored in this order.
-cdef inline int place_of(const InterNode *inter, int host) noexcept nogil:
+cdef inline int index_of_other(const InterNode *inter, int host) noexcept nogil:
     return host if host < inter.host else host - 1
 
 

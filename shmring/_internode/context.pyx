@@ -477,7 +477,7 @@ cdef void fold_some(Group *g, Call *c, int first, int step, bint is_last, const 
     while host < end:
         inter.source[nsources] = own
         if host != inter.host:
-            inter.source[nsources] = arrived + place_of(inter, host) * pitch
+            inter.source[nsources] = arrived + index_of_other(inter, host) * pitch
             if inter.format != SR_WIRE_NATIVE:
                 g.kernels.decode[inter.format](<float *> decoded, inter.source[nsources], count)
                 inter.source[nsources] = decoded

@@ -15,8 +15,8 @@ from .._core.segment cimport SR_CACHE_LINE
 from .context cimport (
     MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, are_results_encoded, begin_local,
     blocked_on_conns, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts, fold_some,
-    fragment_at, have_room, host_of_batch, inter_of, is_partial_itself, is_wanted_on, lay_out, nbytes_on_wire,
-    new_local, new_reduction, nfragments, place_of, rank_at, receive_from, receive_partial, result_nbytes,
+    fragment_at, have_room, host_of_batch, index_of_other, inter_of, is_partial_itself, is_wanted_on, lay_out,
+    nbytes_on_wire, new_local, new_reduction, nfragments, rank_at, receive_from, receive_partial, result_nbytes,
     send_partial, send_to, summands,
 )
 
@@ -170,7 +170,7 @@ cdef enum:
 
 
 cdef inline unsigned char *arrived_from(InterNode *inter, int number, int host) noexcept nogil:
-    return room_of(inter, number, ARRIVED + place_of(inter, host))
+    return room_of(inter, number, ARRIVED + index_of_other(inter, host))
 
 
 # Return this host's partial result of this rank's slice of a fragment. It may be at the place of the final result.

@@ -388,7 +388,7 @@ cdef void stage_offers(Matching *m) noexcept nogil:
         p = &m.peer[rank]
         message = p.first_send
         while message != NULL:
-            message.has_place = False   # a message that has not begun is not offered any more
+            message.can_be_offered = False   # a message that has not begun is not offered any more
             if message.path == READ_IN_PLACE and message.offering == NOT_OFFERED:   # there was no room for the offer
                 message.path = THROUGH_SLOTS
             message.offered_ns = 0   # an open offer is overdue, so step_sends puts it into the ring

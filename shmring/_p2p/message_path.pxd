@@ -134,7 +134,7 @@ cdef inline PathTrials *trials_of(Peer *p, const Message *message) noexcept nogi
 # of all messages.
 cdef inline int first_path(const Group *g, const Message *message) noexcept nogil:
     cdef bint is_forced = not g.tuning.single_copy_measured and message.nbytes >= g.tuning.single_copy_nbytes
-    if message.has_place and (message.block != SR_PRIVATE or is_forced):
+    if message.can_be_offered and (message.block != SR_PRIVATE or is_forced):
         return READ_IN_PLACE
     return THROUGH_SLOTS
 
@@ -147,7 +147,7 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
     measure_distance(m.g, p, message)
     sr_ring_set_piece(&p.out, piece_nbytes_of(p, message.nbytes))
     p.out.way = SR_COPY_STREAMING if is_streamed(m.g, p, message.nbytes) else SR_COPY_ORDINARY
-    if not message.has_place or not m.g.tuning.single_copy_measured:
+    if not message.can_be_offered or not m.g.tuning.single_copy_measured:
         return
     trials = trials_of(p, message)
     if not trials.used:

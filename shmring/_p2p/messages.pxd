@@ -72,8 +72,8 @@ cdef struct Message:
     bint takes               # a matched probe: it takes the message, so that no receive or probe finds it
     UnexpectedMessage *taken   # the message that it took; or that this receive gets, instead of any other
     sr_outgoing out          # only for a send, as all that follow
-    bint has_place           # the receiver may copy it from `place` in `block`
-    uint64_t place
+    bint can_be_offered      # the receiver may copy it from `address` in `block`
+    uint64_t address
     uint64_t block
     bint has_begun           # its path is chosen:
     int path                 # THROUGH_SLOTS: through the ring; READ_IN_PLACE: the sender offers it, see offer.h
@@ -139,7 +139,7 @@ cdef struct Peer:
     bint receiving           # a message from the peer is being received:
     sr_incoming incoming
     Reading reading
-    uint64_t place           # ... if its sender has offered it
+    uint64_t address         # ... if its sender has offered it
     uint64_t block
     Message *receiver        # the receive that gets the message, ...
     UnexpectedMessage *unexpected   # ... or the memory that keeps it; both NULL: the message is discarded

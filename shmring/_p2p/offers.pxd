@@ -37,7 +37,7 @@ cdef inline int push_offer(Peer *p, Message *message) noexcept nogil:
     cdef int state
     if message.offering != OFFERED:
         if sr_ring_has_room(&p.out, SR_CACHE_LINE):
-            message.offer = sr_offer_put(&p.out, &message.out.head, message.place, message.block)
+            message.offer = sr_offer_put(&p.out, &message.out.head, message.address, message.block)
             message.offering = OFFERED
             message.offered_ns = sr_now_ns()
         return SR_RING_WAIT
@@ -62,13 +62,13 @@ cdef inline bint copy_offered(Matching *m, Peer *p, size_t nbytes) noexcept nogi
     cdef Group *g = m.g
     cdef unsigned char *to = p.incoming.data + p.incoming.offset
     cdef unsigned char *there
-    cdef uint64_t place = p.place + p.incoming.offset
+    cdef uint64_t address = p.address + p.incoming.offset
     cdef uint32_t way = SR_COPY_STREAMING if p.inward.way == SR_COPY_STREAMING else SR_COPY_ORDINARY
     if p.block == SR_PRIVATE:
-        return sr_single_copy(sr_liveness_task(&g.lane[p.lane].liveness), to, place, nbytes) == 0
+        return sr_single_copy(sr_liveness_task(&g.lane[p.lane].liveness), to, address, nbytes) == 0
     while not sr_flag_take(&g.blocks_lock, 1):   # until it is free again, no thread unmaps a block
         sr_yield()
-    there = shared_address(g, p.block, p.lane, place, nbytes)
+    there = shared_address(g, p.block, p.lane, address, nbytes)
     if there != NULL:
         g.kernels.copy(to, there, nbytes, way)
     sr_flag_set(&g.blocks_lock, 0)
@@ -95,7 +95,7 @@ cdef inline int step_offer(Matching *m, Peer *p) noexcept nogil:
     if offer == NULL:
         return SR_RING_DAMAGED
     if p.reading == TO_BE_READ:
-        p.place, p.block = offer.place, offer.block
+        p.address, p.block = offer.address, offer.block
         if not sr_offer_begin(offer):
             if sr_offer_state(offer) == SR_OFFER_STAGED:
                 take_offer(p, &head)

@@ -154,7 +154,7 @@ def state_of(segment: Segment) -> dict[str, Any]:
 
 def rank_state(flight: Flight, rank: int) -> dict[str, Any]:
     """Describe one local rank of a communicator for JSON."""
-    number, size = flight.place_of(rank)
+    number, size = flight.world_rank_and_size(rank)
     pid, start = flight.liveness_of(rank)
     sight = flight.sight_of(rank)
     presence = sight.presence
@@ -185,7 +185,7 @@ def name_in(flight: Flight) -> Any:
             return "any rank"
         if rank >= flight.nranks:
             return f"rank {rank - flight.nranks} on another host"
-        return f"rank {flight.place_of(rank)[0]}"
+        return f"rank {flight.world_rank_and_size(rank)[0]}"
 
     return name
 
@@ -194,7 +194,7 @@ def _awaited(flight: Flight, wait: dict[str, Any]) -> int | None:
     rank = wait["awaited"]
     if rank is None:
         return None
-    return int(rank - flight.nranks) if rank >= flight.nranks else flight.place_of(rank)[0]
+    return int(rank - flight.nranks) if rank >= flight.nranks else flight.world_rank_and_size(rank)[0]
 
 
 def over(flight: Flight) -> dict[str, Any] | None:

@@ -137,9 +137,9 @@ static bool get_message(struct check_rank *me, struct sr_ring_end *end, uint64_t
     if (valid) {
         check_dawdle(me);
         if (room.takes_back)
-            read_unordered(data, (unsigned char *)(uintptr_t)offer->place);
+            read_unordered(data, (unsigned char *)(uintptr_t)offer->address);
         else
-            memcpy(data, (void *)(uintptr_t)offer->place, MESSAGE_NBYTES);
+            memcpy(data, (void *)(uintptr_t)offer->address, MESSAGE_NBYTES);
         valid = sr_offer_answer(offer, SR_OFFER_READ, end->event);
         sr_ring_take(end, &head, NULL);
         return valid;
@@ -209,7 +209,7 @@ static void test_frames_that_are_no_offers_are_refused(void)
 
 static void test_a_withdrawn_offer_ends(void)
 {
-    struct sr_offer offer = {.place = 0};
+    struct sr_offer offer = {.address = 0};
     sr_offer_withdraw(&offer);
     CHECK(!sr_offer_begin(&offer) && sr_offer_state(&offer) == SR_OFFER_WITHDRAWN);
     offer.state = SR_OFFER_READING;
