@@ -133,9 +133,9 @@ cdef inline int nfragments(InterNode *inter, Call *c) noexcept nogil:
 
 # Set begin and count of a new fragment.
 cdef inline void lay_out(InterNode *inter, const Call *c, int number) noexcept nogil:
-    cdef Fragment *s = fragment_at(inter, number)
-    s.begin = <size_t> number * inter.fragment_count
-    s.count = min(inter.fragment_count, c.count - s.begin)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    fragment.begin = <size_t> number * inter.fragment_count
+    fragment.count = min(inter.fragment_count, c.count - fragment.begin)
 
 
 # Return the number of batches of ranks of a host, if a batch has one rank for each local rank of this host.

@@ -250,32 +250,32 @@ cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
 # Make the next local step. The caller sets x, out and root, and given and taken if the pieces differ in length.
 # count: number of elements that one rank takes from one other rank.
 cdef Call *new_local(Group *g, Call *c, int kind, size_t count) noexcept nogil:
-    cdef Call *step = &inter_of(g).local
-    memset(step, 0, sizeof(Call))
-    step.kind = kind
-    step.dtype = c.dtype
-    step.op = SR_SUM if c.op == SR_AVG else c.op   # the sum is divided once, when all hosts are added
-    step.order = c.order
-    step.count = count
-    step.itemsize = c.itemsize
-    step.nbytes = count * c.itemsize
-    step.timeout_ns = c.timeout_ns
-    step.recorded_as = c if c.recorded_as == NULL else c.recorded_as
-    return step
+    cdef Call *local_call = &inter_of(g).local
+    memset(local_call, 0, sizeof(Call))
+    local_call.kind = kind
+    local_call.dtype = c.dtype
+    local_call.op = SR_SUM if c.op == SR_AVG else c.op   # the sum is divided once, when all hosts are added
+    local_call.order = c.order
+    local_call.count = count
+    local_call.itemsize = c.itemsize
+    local_call.nbytes = count * c.itemsize
+    local_call.timeout_ns = c.timeout_ns
+    local_call.recorded_as = c if c.recorded_as == NULL else c.recorded_as
+    return local_call
 
 
 cdef void begin_local(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Call *step = &inter.local
-    step.x_nbytes = step.nbytes * g.size if is_split(step) else step.nbytes
-    step.out_nbytes = step.nbytes * g.size if is_joined(step) else step.nbytes
+    cdef Call *local_call = &inter.local
+    local_call.x_nbytes = local_call.nbytes * g.size if is_split(local_call) else local_call.nbytes
+    local_call.out_nbytes = local_call.nbytes * g.size if is_joined(local_call) else local_call.nbytes
     # Steps of different calls may have equal arguments.
-    step.fingerprint = fingerprint_of(step) ^ c.fingerprint * <uint64_t> 0x9E3779B97F4A7C15
-    choose_local_algorithm(g, step)
-    step.enter(g, step)
+    local_call.fingerprint = fingerprint_of(local_call) ^ c.fingerprint * <uint64_t> 0x9E3779B97F4A7C15
+    choose_local_algorithm(g, local_call)
+    local_call.enter(g, local_call)
     inter.runs_locally = True
-    c.seq = step.seq
-    c.mismatch_seq = step.mismatch_seq
+    c.seq = local_call.seq
+    c.mismatch_seq = local_call.mismatch_seq
 
 
 # Begin a local barrier, if there are other local ranks. Return PROGRESSED.
@@ -289,15 +289,15 @@ cdef int begin_barrier(Group *g, Call *c) noexcept nogil:
 # Advance the local step. Return DONE when it is done. Any other status is that of the whole call.
 cdef int step_local(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Call *step = &inter.local
-    cdef int status = step_call(g, step)
+    cdef Call *local_call = &inter.local
+    cdef int status = step_call(g, local_call)
     if status == DONE:
         inter.runs_locally = False
     elif status != PROGRESSED:
-        c.awaited = step.awaited
-        c.mismatch_seq = step.mismatch_seq
-        c.relayed = step.relayed
-        c.error = step.error
+        c.awaited = local_call.awaited
+        c.mismatch_seq = local_call.mismatch_seq
+        c.relayed = local_call.relayed
+        c.error = local_call.error
     return status
 
 
@@ -394,10 +394,10 @@ cdef const unsigned char *summands(Group *g, Call *c, const unsigned char *x, si
 
 # Make a local step that computes partial results.
 cdef Call *new_reduction(Group *g, Call *c, int kind, size_t count) noexcept nogil:
-    cdef Call *step = new_local(g, c, kind, count)
-    step.dtype, step.itemsize = inter_of(g).dtype, inter_of(g).itemsize
-    step.nbytes = count * step.itemsize
-    return step
+    cdef Call *local_call = new_local(g, c, kind, count)
+    local_call.dtype, local_call.itemsize = inter_of(g).dtype, inter_of(g).itemsize
+    local_call.nbytes = count * local_call.itemsize
+    return local_call
 
 
 # ---- on the wire ---------------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ cdef inline int nparts(InterNode *inter, Call *c) noexcept nogil:
 # Make a local step whose pieces are in inter.given and inter.taken, by local rank. nbytes: size of the longest piece.
 cdef Call *new_vector_local(Group *g, Call *c, int kind, size_t nbytes) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Call *step = new_local(g, c, kind, nbytes // c.itemsize if c.itemsize > 0 else 0)
-    step.nbytes = nbytes
+    cdef Call *local_call = new_local(g, c, kind, nbytes // c.itemsize if c.itemsize > 0 else 0)
+    local_call.nbytes = nbytes
     if nbytes > 0:
-        step.given, step.taken = inter.given, inter.taken
-    return step
+        local_call.given, local_call.taken = inter.given, inter.taken
+    return local_call
 
 
 # ---- all_to_all, gather, scatter: each piece goes to one rank ------------------------------------------------------
@@ -73,7 +73,7 @@ cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
 # Post the sends and receives of this turn's parts, with all ranks of other hosts.
 cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, 0)
+    cdef Fragment *fragment = fragment_at(inter, 0)
     cdef size_t offset = <size_t> inter.turn * inter.part_nbytes
     cdef size_t nbytes
     cdef unsigned char *there
@@ -84,12 +84,12 @@ cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
         if goes_from_to(c, inter.rank, rank):
             nbytes = part_for(c, rank, offset, inter.part_nbytes)
             if nbytes > 0 or inter.turn == 0:
-                send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &s.sending)
+                send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &fragment.sending)
         if goes_from_to(c, rank, inter.rank):
             nbytes = part_from(c, rank, offset, inter.part_nbytes)
             there = inter.room + rank * inter.pair_nbytes if inter.through_room else piece_from(c, rank) + offset
             if nbytes > 0 or inter.turn == 0:
-                receive_from(g, c, rank, there, nbytes, &s.receiving)
+                receive_from(g, c, rank, there, nbytes, &fragment.receiving)
 
 
 cdef void take_from_room(Group *g, Call *c) noexcept nogil:
@@ -105,11 +105,11 @@ cdef void take_from_room(Group *g, Call *c) noexcept nogil:
 # Stage 0: exchange the pieces among the ranks of this host. Stage 1: that is done; exchange parts with other hosts.
 cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, 0)
+    cdef Fragment *fragment = fragment_at(inter, 0)
     if inter.stage == 0:
         inter.stage = 1
         return exchange_locally(g, c)
-    if s.sending > 0 or s.receiving > 0:
+    if fragment.sending > 0 or fragment.receiving > 0:
         return blocked_on_conns(g, c)
     if inter.through_room:
         take_from_room(g, c)
@@ -122,7 +122,7 @@ cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
 
 cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Call *step
+    cdef Call *local_call
     cdef int local, rank
     if c.kind != ALL_TO_ALL and inter.host_of[c.root] != inter.host:
         return begin_barrier(g, c)
@@ -136,8 +136,8 @@ cdef int exchange_locally(Group *g, Call *c) noexcept nogil:
         inter.taken[local].data = piece_from(c, rank)
         inter.taken[local].nbytes = part_from(c, rank, 0, c.nbytes) if goes_from_to(c, rank, inter.rank) else 0
     keep_length_of_own(c, inter)
-    step = new_vector_local(g, c, c.kind, c.nbytes)
-    step.root = inter.local_of[c.root]
+    local_call = new_vector_local(g, c, c.kind, c.nbytes)
+    local_call.root = inter.local_of[c.root]
     begin_local(g, c)
     return PROGRESSED
 
@@ -187,7 +187,7 @@ cdef void start_all_gather(Group *g, Call *c) noexcept nogil:
 
 cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
+    cdef Fragment *fragment = fragment_at(inter, number)
     cdef int local = inter.local_of[inter.rank]
     cdef int host, other
     cdef size_t nbytes = part_nbytes_of(g, c, inter.rank, number)
@@ -196,7 +196,7 @@ cdef void exchange_parts(Group *g, Call *c, int number) noexcept nogil:
             continue
         if nbytes > 0 or number == 0:
             send_to(g, c, rank_at(inter, host, local % inter.nlocal[host]),
-                    piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes, nbytes, &s.sending)
+                    piece_for(c, inter.rank) + <size_t> number * inter.part_nbytes, nbytes, &fragment.sending)
         other = local
         while other < inter.nlocal[host]:
             receive_part(g, c, rank_at(inter, host, other), number)
@@ -320,27 +320,27 @@ cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
 
 cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, 0)
-    cdef Call *step
+    cdef Fragment *fragment = fragment_at(inter, 0)
+    cdef Call *local_call
     cdef int host
     if inter.stage == 0:
         inter.stage = 1
         for host in range(inter.nhosts):
             if inter.rank == c.root and host != inter.host:
-                send_to(g, c, rank_at(inter, host, 0), c.x, c.nbytes, &s.sending)
+                send_to(g, c, rank_at(inter, host, 0), c.x, c.nbytes, &fragment.sending)
         if inter.host != inter.host_of[c.root] and inter.local_of[inter.rank] == 0:
-            receive_from(g, c, c.root, c.out, c.nbytes, &s.receiving)
+            receive_from(g, c, c.root, c.out, c.nbytes, &fragment.receiving)
         if inter.host != inter.host_of[c.root]:
             return begin_barrier(g, c)
     if inter.stage == 2:
         return finish_internode(g, c)
-    if s.receiving > 0:
+    if fragment.receiving > 0:
         return blocked_on_conns(g, c)
     inter.stage = 2
-    step = new_local(g, c, BROADCAST, c.count)
-    step.x = c.x if inter.host == inter.host_of[c.root] else c.out
-    step.out = c.out
-    step.root = inter.local_of[c.root] if inter.host == inter.host_of[c.root] else 0
+    local_call = new_local(g, c, BROADCAST, c.count)
+    local_call.x = c.x if inter.host == inter.host_of[c.root] else c.out
+    local_call.out = c.out
+    local_call.root = inter.local_of[c.root] if inter.host == inter.host_of[c.root] else 0
     begin_local(g, c)
     return PROGRESSED
 
@@ -378,14 +378,14 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
 
 cdef void begin_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef Call *step
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef Call *local_call
     lay_out(inter, c, number)
     if inter.host == inter.host_of[c.root]:
-        step = new_local(g, c, BROADCAST, s.count)
-        step.x = c.x + s.begin * c.itemsize
-        step.out = c.out + s.begin * c.itemsize
-        step.root = inter.local_of[c.root]
+        local_call = new_local(g, c, BROADCAST, fragment.count)
+        local_call.x = c.x + fragment.begin * c.itemsize
+        local_call.out = c.out + fragment.begin * c.itemsize
+        local_call.root = inter.local_of[c.root]
         begin_local(g, c)
     else:
         exchange_slice(g, c, number, (inter.host + inter.nhosts - 1) % inter.nhosts, True)
@@ -401,21 +401,23 @@ cdef inline void pass_on(Group *g, Call *c, int number) noexcept nogil:
 # Post the sends or receives of the parts of this rank's slice that ranks of another host own.
 cdef void exchange_slice(Group *g, Call *c, int number, int host, bint receives) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef unsigned char *out = c.out + s.begin * c.itemsize
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef unsigned char *out = c.out + fragment.begin * c.itemsize
     cdef int own = inter.local_of[inter.rank]
     cdef size_t begin, end
     cdef int local
     for local in range(inter.nlocal[host]):
-        begin = max(slice_at(inter, host, local, s.count), slice_at(inter, inter.host, own, s.count))
-        end = min(slice_at(inter, host, local + 1, s.count), slice_at(inter, inter.host, own + 1, s.count))
+        begin = max(slice_at(inter, host, local, fragment.count), slice_at(inter, inter.host, own, fragment.count))
+        end = min(slice_at(inter, host, local + 1, fragment.count),
+                  slice_at(inter, inter.host, own + 1, fragment.count))
         if begin >= end:
             continue
         if receives:
             receive_from(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
-                         &s.receiving)
+                         &fragment.receiving)
         else:
-            send_to(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize, &s.sending)
+            send_to(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
+                    &fragment.sending)
 
 
 # ---- refused calls -------------------------------------------------------------------------------------------------

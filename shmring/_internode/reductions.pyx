@@ -39,17 +39,17 @@ cdef inline bint leads(InterNode *inter, Call *c) noexcept nogil:
 
 cdef void start_small(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Call *step
+    cdef Call *local_call
     choose_partials(inter, c, SR_WIRE_NATIVE)
     if is_partial_itself(g, c):
         return
     if c.nbytes == 0:   # the ranks synchronise nevertheless
         new_local(g, c, BARRIER, 0)
     else:
-        step = new_reduction(g, c, REDUCE, c.count)
-        step.root = leader_on(inter, c, inter.host)
-        step.x = summands(g, c, c.x, c.count, inter.scratch)
-        step.out = inter.room
+        local_call = new_reduction(g, c, REDUCE, c.count)
+        local_call.root = leader_on(inter, c, inter.host)
+        local_call.x = summands(g, c, c.x, c.count, inter.scratch)
+        local_call.out = inter.room
     begin_local(g, c)
 
 
@@ -98,9 +98,9 @@ cdef void exchange_partials(Group *g, Call *c) noexcept nogil:
 
 # Distribute the result from the leader to the other ranks of the host.
 cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
-    cdef Call *step = new_local(g, c, BROADCAST if c.nbytes > 0 else BARRIER, c.count if c.nbytes > 0 else 0)
-    step.x = c.out
-    step.out = c.out
+    cdef Call *local_call = new_local(g, c, BROADCAST if c.nbytes > 0 else BARRIER, c.count if c.nbytes > 0 else 0)
+    local_call.x = c.out
+    local_call.out = c.out
     begin_local(g, c)
 
 
@@ -188,10 +188,10 @@ cdef inline unsigned char *place_for_partial(Group *g, Call *c, int number) noex
 
 cdef inline unsigned char *result_of(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
+    cdef Fragment *fragment = fragment_at(inter, number)
     if c.kind == REDUCE:
         return room_of(inter, number, RESULT)
-    return c.out + (s.begin + own_slice(inter, s.count)) * c.itemsize
+    return c.out + (fragment.begin + own_slice(inter, fragment.count)) * c.itemsize
 
 
 # True if this host must fold its own partial result in the decoded form in which it is sent: every host folds the whole
@@ -294,29 +294,30 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
 # Reduce a fragment on this host. Return DONE if that takes no local step, PROGRESSED if one has begun, or BLOCKED.
 cdef int reduce_locally(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
+    cdef Fragment *fragment = fragment_at(inter, number)
     cdef const unsigned char *x
-    cdef Call *step
-    cdef size_t begin
+    cdef Call *local_call
+    cdef size_t begin, end
     cdef int local
-    if s.sending > 0:   # sends of the previous fragment in this place
+    if fragment.sending > 0:   # sends of the previous fragment in this place
         return blocked_on_conns(g, c)
     lay_out(inter, c, number)
-    x = c.x + s.begin * c.itemsize
+    x = c.x + fragment.begin * c.itemsize
     if is_partial_itself(g, c):
         return DONE
     if g.size == 1 and inter.dtype != c.dtype:
-        summands(g, c, x, s.count, place_for_partial(g, c, number))
+        summands(g, c, x, fragment.count, place_for_partial(g, c, number))
         return DONE
-    step = new_reduction(g, c, REDUCE_SCATTER, slice_at(inter, inter.host, 1, s.count))
-    step.x = summands(g, c, x, s.count, inter.scratch)
-    step.out = place_for_partial(g, c, number)
-    if not is_even(g, s.count):
+    local_call = new_reduction(g, c, REDUCE_SCATTER, slice_at(inter, inter.host, 1, fragment.count))
+    local_call.x = summands(g, c, x, fragment.count, inter.scratch)
+    local_call.out = place_for_partial(g, c, number)
+    if not is_even(g, fragment.count):
         for local in range(g.size):
-            begin = slice_at(inter, inter.host, local, s.count)
-            inter.given[local].data = <unsigned char *> step.x + begin * inter.itemsize
-            inter.given[local].nbytes = (slice_at(inter, inter.host, local + 1, s.count) - begin) * inter.itemsize
-        step.given = inter.given
+            begin = slice_at(inter, inter.host, local, fragment.count)
+            inter.given[local].data = <unsigned char *> local_call.x + begin * inter.itemsize
+            end = slice_at(inter, inter.host, local + 1, fragment.count)
+            inter.given[local].nbytes = (end - begin) * inter.itemsize
+        local_call.given = inter.given
     begin_local(g, c)
     return PROGRESSED
 
@@ -349,17 +350,17 @@ cdef inline size_t part_of(InterNode *inter, int host, size_t at, size_t end, si
 # the part that it folds of every run of elements with the same owners; else each owner gets one message.
 cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef size_t end = end_of_own_slice(inter, s.count)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef size_t end = end_of_own_slice(inter, fragment.count)
     cdef size_t at, next = 0
     cdef int host
     if not have_room(inter, inter.nborders if inter.in_parts else 1):
         return blocked_on_conns(g, c)
     for host in range(own_group(inter), own_group(inter) + inter.per_group):
-        at = own_slice(inter, s.count) if host != inter.host else end
+        at = own_slice(inter, fragment.count) if host != inter.host else end
         while at < end:
-            owner_on(inter, host, at, s.count, &next)
-            next = next_border(inter, at, s.count) if inter.in_parts else min(next, end)
+            owner_on(inter, host, at, fragment.count, &next)
+            next = next_border(inter, at, fragment.count) if inter.in_parts else min(next, end)
             exchange_part(g, c, number, host, at, next)
             at = next
     return DONE
@@ -367,39 +368,39 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
 
 cdef void exchange_part(Group *g, Call *c, int number, int host, size_t at, size_t end) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef size_t own = own_slice(inter, s.count)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef size_t own = own_slice(inter, fragment.count)
     cdef float *residual = residual_of(inter, c, number)
     cdef unsigned char *encoded
     cdef size_t begin = 0, length
-    cdef int other = owner_on(inter, host, at, s.count, &begin)
+    cdef int other = owner_on(inter, host, at, fragment.count, &begin)
     length = part_of(inter, host, at, end, &begin)
     if length > 0 and (inter.in_parts or is_wanted_on(inter, c, host)):
         begin -= own
         encoded = room_of(inter, number, ENCODED) + begin * inter.itemsize
         send_partial(g, c, other, partial_of(g, c, number) + begin * inter.itemsize, length, encoded,
-                     NULL if residual == NULL else residual + begin, &s.sending)
+                     NULL if residual == NULL else residual + begin, &fragment.sending)
         if keeps_what_it_sends(inter, c):
             g.kernels.decode[inter.format](<float *> (kept_of(g, c, number) + begin * inter.itemsize), encoded, length)
     length = part_of(inter, inter.host, at, end, &begin)
     if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.host)):
         receive_partial(g, c, other, arrived_from(inter, number, host) + (begin - own) * inter.itemsize, length,
-                        &s.receiving)
+                        &fragment.receiving)
 
 
 cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef size_t own = own_slice(inter, s.count)
-    cdef size_t at = own, end = end_of_own_slice(inter, s.count)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef size_t own = own_slice(inter, fragment.count)
+    cdef size_t at = own, end = end_of_own_slice(inter, fragment.count)
     cdef size_t next, begin = 0, length
     # A fold overwrites data that are still being sent, unless in_parts: then this rank sends parts that others fold.
-    if s.receiving > 0 or (s.sending > 0 and not inter.in_parts):
+    if fragment.receiving > 0 or (fragment.sending > 0 and not inter.in_parts):
         return blocked_on_conns(g, c)
     if inter.in_parts and not have_room(inter, inter.nborders):
         return blocked_on_conns(g, c)
     while at < end:
-        next = next_border(inter, at, s.count)
+        next = next_border(inter, at, fragment.count)
         length = part_of(inter, inter.host, at, next, &begin)
         if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.host)):
             begin -= own
@@ -419,7 +420,7 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
 # groups. begin: first element of the part, within this rank's slice.
 cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size_t begin, size_t length) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
+    cdef Fragment *fragment = fragment_at(inter, number)
     cdef unsigned char *partial = room_of(inter, number, PARTIAL) + begin * inter.itemsize
     cdef unsigned char *sent = partial
     cdef float *residual = residual_of(inter, c, number)
@@ -431,24 +432,24 @@ cdef void exchange_between_groups(Group *g, Call *c, int number, size_t at, size
         encode_and_keep(g, sent, NULL if residual == NULL else residual + begin, <float *> partial, length)
     while host < inter.nhosts:
         if host != inter.host:
-            other = owner_on(inter, host, at, s.count, &unused)
-            send_to(g, c, other, sent, nbytes_on_wire(inter, length), &s.sending)
+            other = owner_on(inter, host, at, fragment.count, &unused)
+            send_to(g, c, other, sent, nbytes_on_wire(inter, length), &fragment.sending)
             receive_partial(g, c, other, arrived_from(inter, number, host) + begin * inter.itemsize, length,
-                            &s.receiving)
+                            &fragment.receiving)
         host += inter.per_group
 
 
 # Fold the partial results of all groups, and post the exchange of the results within this group.
 cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef size_t own = own_slice(inter, s.count)
-    cdef size_t at = own, end = end_of_own_slice(inter, s.count)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef size_t own = own_slice(inter, fragment.count)
+    cdef size_t at = own, end = end_of_own_slice(inter, fragment.count)
     cdef size_t next, begin = 0, length
-    if s.receiving > 0 or s.sending > 0 or not have_room(inter, inter.nborders):
+    if fragment.receiving > 0 or fragment.sending > 0 or not have_room(inter, inter.nborders):
         return blocked_on_conns(g, c)
     while at < end:
-        next = next_border(inter, at, s.count)
+        next = next_border(inter, at, fragment.count)
         length = part_of(inter, inter.host, at, next, &begin)
         if length > 0:
             begin -= own
@@ -465,8 +466,8 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
 # Send the part that this host has folded to the owners on other hosts that need it, and receive their parts.
 cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef size_t own = own_slice(inter, s.count)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef size_t own = own_slice(inter, fragment.count)
     cdef size_t begin = 0, length, unused = 0
     cdef const unsigned char *sent
     cdef int host, other
@@ -475,14 +476,14 @@ cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end)
     for host in range(own_group(inter), own_group(inter) + inter.per_group):
         if host == inter.host:
             continue
-        other = owner_on(inter, host, at, s.count, &unused)
+        other = owner_on(inter, host, at, fragment.count, &unused)
         length = part_of(inter, inter.host, at, end, &begin)
         if length > 0 and is_wanted_on(inter, c, host):
-            send_to(g, c, other, sent, result_nbytes(inter, c, length), &s.sending)
+            send_to(g, c, other, sent, result_nbytes(inter, c, length), &fragment.sending)
         length = part_of(inter, host, at, end, &begin)
         if length > 0 and is_wanted_on(inter, c, inter.host):
             receive_from(g, c, other, place_of_result(g, c, number, host, begin - own),
-                         result_nbytes(inter, c, length), &s.receiving)
+                         result_nbytes(inter, c, length), &fragment.receiving)
 
 
 # Return the result as it is sent. If it is encoded, the owner's result is replaced by its decoded form, so that all
@@ -515,13 +516,13 @@ cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int ho
 # Decode the results received from other hosts into their final place.
 cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef size_t own = own_slice(inter, s.count)
-    cdef size_t at = own, end = end_of_own_slice(inter, s.count)
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef size_t own = own_slice(inter, fragment.count)
+    cdef size_t at = own, end = end_of_own_slice(inter, fragment.count)
     cdef size_t next, begin = 0, length
     cdef int host
     while at < end:
-        next = next_border(inter, at, s.count)
+        next = next_border(inter, at, fragment.count)
         for host in range(own_group(inter), own_group(inter) + inter.per_group):
             length = part_of(inter, host, at, next, &begin)
             if host != inter.host and length > 0:
@@ -543,39 +544,41 @@ cdef int gather_result(Group *g, Call *c, int number) noexcept nogil:
 # reduce_locally does.
 cdef int gather_fragment(Group *g, Call *c, int number) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
-    cdef unsigned char *out = c.out + s.begin * c.itemsize
-    cdef Call *step
+    cdef Fragment *fragment = fragment_at(inter, number)
+    cdef unsigned char *out = c.out + fragment.begin * c.itemsize
+    cdef Call *local_call
     if not is_wanted_on(inter, c, inter.host):
         return DONE
     if g.size == 1:
         if c.kind == REDUCE:
-            g.kernels.copy(out, result_of(g, c, number), s.count * c.itemsize, 0)
+            g.kernels.copy(out, result_of(g, c, number), fragment.count * c.itemsize, 0)
         return DONE
-    step = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER, slice_at(inter, inter.host, 1, s.count))
-    step.x = result_of(g, c, number)
-    step.out = out
-    step.root = inter.local_of[c.root]
-    if c.kind == REDUCE or not is_even(g, s.count):
-        describe_slices(g, c, number, step)
+    local_call = new_local(g, c, GATHER if c.kind == REDUCE else ALL_GATHER,
+                           slice_at(inter, inter.host, 1, fragment.count))
+    local_call.x = result_of(g, c, number)
+    local_call.out = out
+    local_call.root = inter.local_of[c.root]
+    if c.kind == REDUCE or not is_even(g, fragment.count):
+        describe_slices(g, c, number, local_call)
     begin_local(g, c)
     return PROGRESSED
 
 
-cdef void describe_slices(Group *g, Call *c, int number, Call *step) noexcept nogil:
+cdef void describe_slices(Group *g, Call *c, int number, Call *local_call) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = fragment_at(inter, number)
+    cdef Fragment *fragment = fragment_at(inter, number)
     cdef bint takes_them = c.kind != REDUCE or inter.rank == c.root
     cdef size_t begin, end
+    cdef size_t own_count = end_of_own_slice(inter, fragment.count) - own_slice(inter, fragment.count)
     cdef int local
     for local in range(g.size):
-        begin = slice_at(inter, inter.host, local, s.count)
-        end = slice_at(inter, inter.host, local + 1, s.count)
-        inter.taken[local].data = step.out + begin * c.itemsize
+        begin = slice_at(inter, inter.host, local, fragment.count)
+        end = slice_at(inter, inter.host, local + 1, fragment.count)
+        inter.taken[local].data = local_call.out + begin * c.itemsize
         inter.taken[local].nbytes = (end - begin) * c.itemsize if takes_them else 0
-        inter.given[local].data = <unsigned char *> step.x
-        inter.given[local].nbytes = (end_of_own_slice(inter, s.count) - own_slice(inter, s.count)) * c.itemsize
-    step.given, step.taken = inter.given, inter.taken
+        inter.given[local].data = <unsigned char *> local_call.x
+        inter.given[local].nbytes = own_count * c.itemsize
+    local_call.given, local_call.taken = inter.given, inter.taken
 
 
 # ---- reduce_scatter ------------------------------------------------------------------------------------------------
@@ -605,7 +608,7 @@ cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
 # this host, and folds the partial results of this rank's piece.
 cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef Fragment *s = &inter.fragment[0]
+    cdef Fragment *fragment = &inter.fragment[0]
     cdef unsigned char *out = c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
     if inter.stage == PIECES_ASKING:
         await_partials(g, c)
@@ -615,7 +618,7 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
         if reduce_batch(g, c):
             return PROGRESSED
         inter.stage = PIECES_FOLDING
-    if s.receiving > 0 or s.sending > 0:
+    if fragment.receiving > 0 or fragment.sending > 0:
         return blocked_on_conns(g, c)
     fold_hosts(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
     inter.turn += 1
@@ -680,18 +683,18 @@ cdef void begin_batch(Group *g, Call *c, int host, int first, unsigned char *par
     cdef size_t count = part_count(inter, c)
     cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
     cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # after the partial result of this rank's piece
-    cdef Call *step = new_reduction(g, c, REDUCE_SCATTER, count)
+    cdef Call *local_call = new_reduction(g, c, REDUCE_SCATTER, count)
     cdef int local
     for local in range(g.size):
         inter.given[local].nbytes = 0
         if first + local < inter.nlocal[host]:
             inter.given[local].data = <unsigned char *> summands(
                 g, c, x + rank_at(inter, host, first + local) * c.nbytes, count, wide)
-            inter.given[local].nbytes = step.nbytes
+            inter.given[local].nbytes = local_call.nbytes
             wide += inter.pair_nbytes
     if g.size == 1:
-        step.x = inter.given[0].data
+        local_call.x = inter.given[0].data
     else:
-        step.given = inter.given
-    step.out = partial
+        local_call.given = inter.given
+    local_call.out = partial
     begin_local(g, c)
