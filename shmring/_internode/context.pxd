@@ -77,13 +77,13 @@ cdef struct InterNode:
     uint64_t first_local   # sequence number of the first local step of the last call
     # Confirmations between hosts, see await_confirmations. Only the first rank of each host sends and awaits them.
     sr_channel **confirmer  # by host: the channel to its first rank; NULL: this rank is not the first of its host
-    sr_channel_call due       # the last call that this host has confirmed
-    int nconfirmed         # hosts below this one have confirmed `due`
+    sr_channel_call last_confirmed   # the last call that this host has confirmed
+    int nconfirmed         # hosts 0 to nconfirmed - 1 have confirmed it
     sr_channel_call ours, theirs   # once the status is REMOTE_MISMATCH: the two calls that do not match
     const void **source    # by host, valid within one step
     const void **by_rank   # by rank, valid within one step
     # the call in progress
-    bint has_started       # every host has confirmed the previous call
+    bint previous_is_confirmed   # every host has confirmed the previous call
     bint is_to_confirm     # this rank has yet to confirm the call
     Call local             # the current local step, or the last one
     bint runs_locally      # a local step is in progress
@@ -191,7 +191,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     c.seq = g.seq + 1   # sequence number of its first local step, if it has one
     record_call(g, c)
     inter.turn = inter.stage = 0
-    inter.runs_locally = inter.has_started = False
+    inter.runs_locally = inter.previous_is_confirmed = False
     inter.is_to_confirm = inter.confirmer != NULL and is_one_sided(c)
     inter.dtype, inter.itemsize = c.dtype, max(c.itemsize, <size_t> 1)
     inter.format = SR_WIRE_NATIVE

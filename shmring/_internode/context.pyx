@@ -85,7 +85,7 @@ cdef int move(Group *g, Call *c) noexcept nogil:
     cdef int at = 0
     cdef int status
     cdef sr_conn *conn
-    if not inter.has_started and inter.nconfirmed < inter.nhosts:   # confirmations arrive on the channels
+    if not inter.previous_is_confirmed and inter.nconfirmed < inter.nhosts:   # confirmations arrive on the channels
         sr_channels_poll_abort(inter.channels)
     while at < inter.nbusy:
         conn = &inter.conns[inter.busy[at]]
@@ -170,17 +170,17 @@ cdef int blocked_on_conns(Group *g, Call *c) noexcept nogil:
 cdef void confirm(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int host
-    inter.due = call_of(g, c)
+    inter.last_confirmed = call_of(g, c)
     inter.nconfirmed = 0
     inter.is_to_confirm = False
     for host in range(inter.nhosts):
         if host != inter.host:
-            sr_channel_notify(inter.channels, inter.confirmer[host], SR_CHANNEL_CONFIRMED, &inter.due,
-                              sizeof(inter.due))
+            sr_channel_notify(inter.channels, inter.confirmer[host], SR_CHANNEL_CONFIRMED, &inter.last_confirmed,
+                              sizeof(inter.last_confirmed))
 
 
-# Return DONE once every host has confirmed `due`, the last call that this host has confirmed. A host that has confirmed
-# a later call has compared `due` itself.
+# Return DONE once every host has confirmed `last_confirmed`, the last call that this host has confirmed. A host that
+# has confirmed a later call has compared `last_confirmed` itself.
 cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef sr_channel_call theirs
@@ -188,12 +188,13 @@ cdef int await_confirmations(Group *g, Call *c) noexcept nogil:
     while inter.nconfirmed < inter.nhosts:
         if inter.nconfirmed != inter.host:
             channel = inter.confirmer[inter.nconfirmed]
-            if not sr_flag_reached(&channel.confirmed, inter.due.seq):
-                return blocked_on(c, &channel.confirmed, inter.due.seq, remote(g, channel.rank))
+            if not sr_flag_reached(&channel.confirmed, inter.last_confirmed.seq):
+                return blocked_on(c, &channel.confirmed, inter.last_confirmed.seq, remote(g, channel.rank))
             sr_channel_last_note(inter.channels, channel, SR_CHANNEL_CONFIRMED, &theirs)
-            if differ(&theirs, &inter.due):
-                inter.seq, inter.fingerprint, inter.count = inter.due.seq, inter.due.fingerprint, inter.due.count
-                return remote_mismatch(g, c, remote(g, channel.rank), inter.due, theirs)
+            if differ(&theirs, &inter.last_confirmed):
+                inter.seq = inter.last_confirmed.seq
+                inter.fingerprint, inter.count = inter.last_confirmed.fingerprint, inter.last_confirmed.count
+                return remote_mismatch(g, c, remote(g, channel.rank), inter.last_confirmed, theirs)
         inter.nconfirmed += 1
     return DONE
 
@@ -218,9 +219,9 @@ cdef int examine_confirmations(Group *g, Call *c) noexcept nogil:
             sr_channel_last_note(inter.channels, channel, SR_CHANNEL_CONFIRMED, &theirs)
             if differ(&theirs, &own):
                 return remote_mismatch(g, c, remote(g, channel.rank), own, theirs)
-        if host == inter.nconfirmed and not inter.has_started:
+        if host == inter.nconfirmed and not inter.previous_is_confirmed:
             sr_channel_probe(inter.channels, channel, inter.cut_ns)
-            if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.due.seq):
+            if has_gone(channel) and not sr_flag_reached(&channel.confirmed, inter.last_confirmed.seq):
                 c.awaited.rank = remote(g, channel.rank)
                 c.error = channel.error
                 return LOST
@@ -329,11 +330,11 @@ cdef int show_call(Group *g, Call *c) noexcept nogil:
 cdef int step_internode(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int moved, status
-    if not inter.has_started:
+    if not inter.previous_is_confirmed:
         status = await_confirmations(g, c)
         if status != DONE:
             return status
-        inter.has_started = True
+        inter.previous_is_confirmed = True
         c.start_across(g, c)
     moved = move(g, c)
     if moved != PROGRESSED and moved != BLOCKED:

@@ -425,7 +425,7 @@ cdef void exchange_slice(Group *g, Call *c, int number, int host, bint receives)
 cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     inter.seq += 1
-    inter.has_started = inter.is_to_confirm = False
+    inter.previous_is_confirmed = inter.is_to_confirm = False
     c.fingerprint = INVALID   # as in enter_refused
     c.seq = c.mismatch_seq = g.seq
 
@@ -434,11 +434,11 @@ cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
 cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int status
-    if not inter.has_started:
+    if not inter.previous_is_confirmed:
         status = await_confirmations(g, c)
         if status != DONE:
             return status
-        inter.has_started = True
+        inter.previous_is_confirmed = True
         enter_refused(g, c)
         inter.fingerprint = 0   # the call's record describes it
         g.recorded.number = call_number(inter, inter.seq)
