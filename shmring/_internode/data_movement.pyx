@@ -259,7 +259,7 @@ cdef bint hand_out_batch(Group *g, Call *c, int number) noexcept nogil:
         if host == inter.host:
             keep_own_part(g, c, number)
     else:
-        begin_batch(g, c, number, host, begin)
+        begin_gather_batch(g, c, number, host, begin)
     return True
 
 
@@ -271,7 +271,7 @@ cdef inline void keep_own_part(Group *g, Call *c, int number) noexcept nogil:
         memmove(there, own, part_nbytes_of(g, c, inter.rank, number))
 
 
-cdef void begin_batch(Group *g, Call *c, int number, int host, int begin) noexcept nogil:
+cdef void begin_gather_batch(Group *g, Call *c, int number, int host, int begin) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int own = inter.local_of[inter.rank]
     cdef size_t longest = 0

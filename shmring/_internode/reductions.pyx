@@ -174,7 +174,7 @@ cdef inline unsigned char *arrived_from(InterNode *inter, int number, int host) 
 
 
 # Return this host's partial result of this rank's slice of a fragment. It may be at the place of the final result.
-cdef inline const unsigned char *partial_of(Group *g, Call *c, int number) noexcept nogil:
+cdef inline const unsigned char *own_partial_of(Group *g, Call *c, int number) noexcept nogil:
     if is_partial_itself(g, c):
         return c.x + fragment_at(inter_of(g), number).begin * c.itemsize
     return place_for_partial(g, c, number)
@@ -205,7 +205,7 @@ cdef inline const unsigned char *kept_of(Group *g, Call *c, int number) noexcept
     cdef InterNode *inter = inter_of(g)
     if keeps_what_it_sends(inter, c):
         return room_of(inter, number, PARTIAL)
-    return partial_of(g, c, number)
+    return own_partial_of(g, c, number)
 
 
 # Return the number of residuals for this rank's slice of one fragment: one rounding error for each element, and some
@@ -337,7 +337,7 @@ cdef inline size_t next_border(InterNode *inter, size_t at, size_t count) noexce
 
 # Return the length of the part of [at, end) that a host folds, and set *begin to its first element. If not in_parts,
 # every host folds all of it.
-cdef inline size_t part_of(InterNode *inter, int host, size_t at, size_t end, size_t *begin) noexcept nogil:
+cdef inline size_t folded_part(InterNode *inter, int host, size_t at, size_t end, size_t *begin) noexcept nogil:
     if not inter.in_parts:
         begin[0] = at
         return end - at
@@ -374,15 +374,15 @@ cdef void exchange_part(Group *g, Call *c, int number, int host, size_t at, size
     cdef unsigned char *encoded
     cdef size_t begin = 0, length
     cdef int other = owner_on(inter, host, at, fragment.count, &begin)
-    length = part_of(inter, host, at, end, &begin)
+    length = folded_part(inter, host, at, end, &begin)
     if length > 0 and (inter.in_parts or is_wanted_on(inter, c, host)):
         begin -= own
         encoded = room_of(inter, number, ENCODED) + begin * inter.itemsize
-        send_partial(g, c, other, partial_of(g, c, number) + begin * inter.itemsize, length, encoded,
+        send_partial(g, c, other, own_partial_of(g, c, number) + begin * inter.itemsize, length, encoded,
                      NULL if residual == NULL else residual + begin, &fragment.sending)
         if keeps_what_it_sends(inter, c):
             g.kernels.decode[inter.format](<float *> (kept_of(g, c, number) + begin * inter.itemsize), encoded, length)
-    length = part_of(inter, inter.host, at, end, &begin)
+    length = folded_part(inter, inter.host, at, end, &begin)
     if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.host)):
         receive_partial(g, c, other, arrived_from(inter, number, host) + (begin - own) * inter.itemsize, length,
                         &fragment.receiving)
@@ -401,7 +401,7 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
         return blocked_on_conns(g, c)
     while at < end:
         next = next_border(inter, at, fragment.count)
-        length = part_of(inter, inter.host, at, next, &begin)
+        length = folded_part(inter, inter.host, at, next, &begin)
         if length > 0 and (inter.in_parts or is_wanted_on(inter, c, inter.host)):
             begin -= own
             fold_some(g, c, own_group(inter), 1, not are_grouped(inter), kept_of(g, c, number) + begin * inter.itemsize,
@@ -450,7 +450,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
         return blocked_on_conns(g, c)
     while at < end:
         next = next_border(inter, at, fragment.count)
-        length = part_of(inter, inter.host, at, next, &begin)
+        length = folded_part(inter, inter.host, at, next, &begin)
         if length > 0:
             begin -= own
             fold_some(g, c, own_place(inter), inter.per_group, True, room_of(inter, number,
@@ -471,18 +471,18 @@ cdef void exchange_results(Group *g, Call *c, int number, size_t at, size_t end)
     cdef size_t begin = 0, length, unused = 0
     cdef const unsigned char *sent
     cdef int host, other
-    length = part_of(inter, inter.host, at, end, &begin)
+    length = folded_part(inter, inter.host, at, end, &begin)
     sent = write_result(g, c, number, begin - own, length)
     for host in range(own_group(inter), own_group(inter) + inter.per_group):
         if host == inter.host:
             continue
         other = owner_on(inter, host, at, fragment.count, &unused)
-        length = part_of(inter, inter.host, at, end, &begin)
+        length = folded_part(inter, inter.host, at, end, &begin)
         if length > 0 and is_wanted_on(inter, c, host):
             send_to(g, c, other, sent, result_nbytes(inter, c, length), &fragment.sending)
-        length = part_of(inter, host, at, end, &begin)
+        length = folded_part(inter, host, at, end, &begin)
         if length > 0 and is_wanted_on(inter, c, inter.host):
-            receive_from(g, c, other, place_of_result(g, c, number, host, begin - own),
+            receive_from(g, c, other, receive_place_of(g, c, number, host, begin - own),
                          result_nbytes(inter, c, length), &fragment.receiving)
 
 
@@ -506,7 +506,7 @@ cdef const unsigned char *write_result(Group *g, Call *c, int number, size_t beg
 
 
 # Return the place where the result of another host's part is received: its final place, or room if it is encoded.
-cdef inline unsigned char *place_of_result(Group *g, Call *c, int number, int host, size_t begin) noexcept nogil:
+cdef inline unsigned char *receive_place_of(Group *g, Call *c, int number, int host, size_t begin) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if are_results_encoded(inter, c):
         return arrived_from(inter, number, host) + begin * c.itemsize
@@ -524,10 +524,10 @@ cdef void read_results(Group *g, Call *c, int number) noexcept nogil:
     while at < end:
         next = next_border(inter, at, fragment.count)
         for host in range(own_group(inter), own_group(inter) + inter.per_group):
-            length = part_of(inter, host, at, next, &begin)
+            length = folded_part(inter, host, at, next, &begin)
             if host != inter.host and length > 0:
                 g.kernels.decode[inter.format](<float *> (result_of(g, c, number) + (begin - own) * c.itemsize),
-                                               place_of_result(g, c, number, host, begin - own), length)
+                                               receive_place_of(g, c, number, host, begin - own), length)
         at = next
 
 
@@ -663,7 +663,8 @@ cdef bint reduce_batch(Group *g, Call *c) noexcept nogil:
         send_batch(g, c, inter.batch - 1)
     if host == inter.nhosts:
         return False
-    begin_batch(g, c, host, first, place_for_own(g, c) if host == inter.host else place_for_batch(inter, inter.batch))
+    begin_reduction_batch(g, c, host, first,
+                          place_for_own(g, c) if host == inter.host else place_for_batch(inter, inter.batch))
     inter.batch += 1
     return True
 
@@ -678,7 +679,7 @@ cdef void send_batch(Group *g, Call *c, int batch) noexcept nogil:
                      NULL, &inter.fragment[0].sending)
 
 
-cdef void begin_batch(Group *g, Call *c, int host, int first, unsigned char *partial) noexcept nogil:
+cdef void begin_reduction_batch(Group *g, Call *c, int host, int first, unsigned char *partial) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef size_t count = part_count(inter, c)
     cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
