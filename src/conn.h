@@ -16,7 +16,7 @@
  * two callers, or damaged if its magic number differs; no byte of that message is put into place. */
 struct sr_conn_head {
     uint32_t magic;
-    uint32_t part;        /* number of the message in its direction, all calls together; it wraps */
+    uint32_t number;      /* number of the message in its direction, all calls together; it wraps */
     uint64_t seq;         /* of the call */
     uint64_t fingerprint; /* of the call */
     uint64_t count;       /* elements of the call; with the fingerprint it describes the call in an error message */

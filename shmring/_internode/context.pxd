@@ -12,7 +12,7 @@ from .._transport.channels cimport Channels
 
 cdef extern from "conn.h" nogil:
     cdef struct sr_conn_head:
-        uint32_t magic, part
+        uint32_t magic, number
         uint64_t seq, fingerprint, count, nbytes
     cdef struct sr_conn_message:
         sr_conn_head head

@@ -37,7 +37,7 @@ import select
 cdef inline sr_conn_head head_of(InterNode *inter, Call *c, uint32_t number, size_t nbytes) noexcept nogil:
     cdef sr_conn_head head
     head.magic = SR_CONN_MAGIC
-    head.part = number
+    head.number = number
     head.seq = inter.seq
     head.fingerprint = c.fingerprint
     head.count = c.count

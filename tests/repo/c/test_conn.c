@@ -186,7 +186,7 @@ static void test_other_heads(void)
     check_begin("a head that is not the expected one");
     for (int field = 1; field < 6; field++) {
         struct sr_conn_head wrong = head;
-        wrong.part += field == 1;
+        wrong.number += field == 1;
         wrong.seq += field == 2;
         wrong.fingerprint += field == 3;
         wrong.count += field == 4;
