@@ -485,13 +485,20 @@ cdef inline void record_call(Group *g, Call *c) noexcept nogil:
     record.outcome = SR_UNDER_WAY
 
 
+# Forget what an earlier call in this structure has waited for.
+cdef inline void reset_waits(Call *c) noexcept nogil:
+    c.deadline_ns = 0
+    c.peer = 0
+    c.lines_seen = c.interrupted = c.relayed = False
+
+
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:
     g.seq += 1
     c.seq = c.mismatch_seq = g.seq
     c.number = <int64_t> (g.seq - g.first_user_seq) + 1
-    c.deadline_ns = 0
-    c.peer = c.giver = 0
-    c.lines_seen = c.interrupted = c.relayed = c.backwards = c.swaps_places = False
+    c.giver = 0
+    c.backwards = c.swaps_places = False
+    reset_waits(c)
     record_call(g, c)
 
 

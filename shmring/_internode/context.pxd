@@ -4,7 +4,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from .._core.group cimport BROADCAST, GATHER, REDUCE, SCATTER, Call, Group, Piece, record_call
+from .._core.group cimport BROADCAST, GATHER, REDUCE, SCATTER, Call, Group, Piece, record_call, reset_waits
 from .._core.kernels cimport SR_WIRE_NATIVE
 from .._transport.channel cimport sr_channel, sr_channel_call, sr_channels
 from .._transport.channels cimport Channels
@@ -188,7 +188,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     inter.fingerprint, inter.count = c.fingerprint, c.count
     inter.first_local = g.seq + 1
     c.number = call_number(inter, inter.seq)
-    c.seq = g.seq + 1   # sequence number of its first local step, if it has one
+    c.seq = g.seq + 1   # for the record: sequence number of its first local step, if it has one
     record_call(g, c)
     inter.turn = inter.stage = 0
     inter.runs_locally = inter.previous_is_confirmed = False
@@ -198,12 +198,8 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     inter.per_group = inter.nhosts
     for i in range(MOST_UNDER_WAY):
         inter.fragment[i].sending = inter.fragment[i].receiving = 0
-    c.seq = c.mismatch_seq = g.seq
-    c.peer = 0
-    c.deadline_ns = 0
-    c.interrupted = False
-    c.relayed = False
-    c.lines_seen = False
+    c.seq = c.mismatch_seq = g.seq   # for a wait before the first local step
+    reset_waits(c)
 
 
 cdef inline int rank_at_end_of(const InterNode *inter, const sr_conn *conn) noexcept nogil:
