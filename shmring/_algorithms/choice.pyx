@@ -16,7 +16,7 @@ from .chain cimport enter_chain, may_be_chain, step_chain
 from .direct cimport enter_direct, step_direct
 from .halving cimport enter_halving, step_halving
 from .ring cimport enter_ring, step_ring
-from .staged cimport enter_exchange, enter_tiny, step_exchange, step_tiny
+from .staged cimport enter_staged, enter_tiny, step_staged, step_tiny
 from .trees cimport enter_double_tree, enter_tree, step_double_tree, step_tree
 
 
@@ -87,7 +87,7 @@ cdef void choose_local_algorithm(Group *g, Call *c) noexcept nogil:
     if g.size == 1:
         c.enter, c.step = enter_alone, step_alone
     elif c.given != NULL:
-        c.enter, c.step = enter_exchange, step_exchange
+        c.enter, c.step = enter_staged, step_staged
     elif c.nbytes == 0:
         c.enter, c.step = enter_tiny, step_tiny
     elif c.algorithm == RING or c.algorithm == BIDIRECTIONAL_RING:
@@ -107,4 +107,4 @@ cdef void choose_local_algorithm(Group *g, Call *c) noexcept nogil:
     elif is_sliced(c) and c.nbytes * (g.size - 1) > most_read(g, c):
         c.enter, c.step = enter_direct, step_direct
     else:
-        c.enter, c.step = enter_exchange, step_exchange
+        c.enter, c.step = enter_staged, step_staged

@@ -240,7 +240,7 @@ cdef inline int step_tiny(Group *g, Call *c) noexcept nogil:
 
 # ---- through slots -------------------------------------------------------------------------------------------
 
-cdef inline void enter_exchange(Group *g, Call *c) noexcept nogil:
+cdef inline void enter_staged(Group *g, Call *c) noexcept nogil:
     # Two slots must fit, wherever the first begins. With thousands of ranks one cache line for each does not fit.
     cdef bint cached = (keeps_to_window(g, c, pieces_nbytes(g, c, c.nbytes), swaps_buffers(g, c))
                         and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
@@ -259,7 +259,7 @@ cdef inline void enter_exchange(Group *g, Call *c) noexcept nogil:
     c.stage.position = c.copy.position = g.position
 
 
-cdef inline int step_exchange(Group *g, Call *c) noexcept nogil:
+cdef inline int step_staged(Group *g, Call *c) noexcept nogil:
     cdef bint stages
     cdef int status
     if not c.announced:
@@ -300,7 +300,7 @@ cdef inline int step_exchange(Group *g, Call *c) noexcept nogil:
         stage_and_publish(g, c)
         return PROGRESSED
     if c.copy.offset == c.nbytes and (c.stage.offset == c.nbytes or not gives(g, c, g.rank)):
-        return finish_exchange(g, c)
+        return finish_staged(g, c)
     return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
 
 
@@ -347,7 +347,7 @@ cdef inline int blocked_on_piece(Group *g, Call *c) noexcept nogil:
     return blocked_on(c, counter(g, c.copy_peer, SR_STAGED), piece_end(g, c, &c.copy), c.copy_peer)
 
 
-cdef inline int finish_exchange(Group *g, Call *c) noexcept nogil:
+cdef inline int finish_staged(Group *g, Call *c) noexcept nogil:
     keep_result_of_own(g, c)
     g.position = c.copy.position
     finish(g, c, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
