@@ -16,13 +16,13 @@ from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport streams_out
 from .._core.segment cimport SR_STAGED, sr_flag, sr_flag_reached
 from .._core.staging cimport (
-    blocked_on_credit, fold_hop, give_credit, has_credit, next_chunk, slot, slot_begin, slot_end, whole_items,
+    blocked_on_credit, cursor_end, cursor_slot, fold_hop, give_credit, has_credit, next_chunk, slot, whole_items,
 )
 from .staged cimport step_in_place
 
 
 cdef enum:
-    LINK_NBYTES = 64 << 10   # the longest chunk: a rank begins once the rank before it has folded the first
+    CHAIN_CHUNK_NBYTES = 64 << 10   # the longest chunk: a rank begins once the rank before it has folded the first
 
 
 # True if the call may run as a chain. 16- and 8-bit floats may not: their partial results are wider than their items.
@@ -36,21 +36,13 @@ cdef inline void enter_chain(Group *g, Call *c) noexcept nogil:
     describe(g, c)
     publish_line(g, c)
     c.relayed = True
-    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> LINK_NBYTES))
+    c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> CHAIN_CHUNK_NBYTES))
     c.fold.position = c.copy.position = g.position
 
 
-cdef inline uint64_t link_begin(Group *g, Call *c, Cursor *cursor) noexcept nogil:
-    return slot_begin(g, cursor.position, next_chunk(c, cursor))
-
-
-cdef inline uint64_t link_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
-    return slot_end(g, cursor.position, next_chunk(c, cursor))
-
-
-cdef inline void advance_link(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+cdef inline void advance_chunk(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, cursor)
-    cursor.position = link_end(g, c, cursor)
+    cursor.position = cursor_end(g, c, cursor)
     cursor.offset += nbytes
 
 
@@ -76,12 +68,12 @@ cdef inline int step_chain(Group *g, Call *c) noexcept nogil:
     if c.in_place:
         return step_in_place(g, c)
     if c.fold.offset < c.nbytes and partial_is_there(g, c) and may_hand_on(g, c):
-        fold_link(g, c)
+        fold_chunk(g, c)
         return PROGRESSED
     if c.copy.offset < c.fold.offset:
         staged = counter(g, g.size - 1, SR_STAGED)
-        if not sr_flag_reached(staged, link_end(g, c, &c.copy)):
-            return blocked_on(c, staged, link_end(g, c, &c.copy), g.size - 1)
+        if not sr_flag_reached(staged, cursor_end(g, c, &c.copy)):
+            return blocked_on(c, staged, cursor_end(g, c, &c.copy), g.size - 1)
         take_from_last(g, c)
         return PROGRESSED
     if c.fold.offset == c.nbytes:
@@ -89,8 +81,8 @@ cdef inline int step_chain(Group *g, Call *c) noexcept nogil:
         finish(g, c, BY_CHAIN)
         return DONE
     if not partial_is_there(g, c):
-        return blocked_on(c, counter(g, g.rank - 1, SR_STAGED), link_end(g, c, &c.fold), g.rank - 1)
-    return blocked_on_credit(g, c, link_end(g, c, &c.fold))
+        return blocked_on(c, counter(g, g.rank - 1, SR_STAGED), cursor_end(g, c, &c.fold), g.rank - 1)
+    return blocked_on_credit(g, c, cursor_end(g, c, &c.fold))
 
 
 # As step_lines. A rank that repeats its last call looks only at the line of the rank before it, which has compared its
@@ -105,18 +97,18 @@ cdef inline int step_line_before(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:
-    return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), link_end(g, c, &c.fold))
+    return g.rank == 0 or sr_flag_reached(counter(g, g.rank - 1, SR_STAGED), cursor_end(g, c, &c.fold))
 
 
 # True if the slot of the next partial result is free. Rank 0 is the first to use it, so only rank 0 checks.
 cdef inline bint may_hand_on(Group *g, Call *c) noexcept nogil:
-    return g.rank > 0 or has_credit(g, link_end(g, c, &c.fold))
+    return g.rank > 0 or has_credit(g, cursor_end(g, c, &c.fold))
 
 
 # Fold the next chunk of x into the partial result, for the next rank or as this rank's result.
-cdef inline void fold_link(Group *g, Call *c) noexcept nogil:
+cdef inline void fold_chunk(Group *g, Call *c) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, &c.fold)
-    cdef uint64_t begin = link_begin(g, c, &c.fold)
+    cdef uint64_t begin = cursor_slot(g, c, &c.fold)
     cdef bint is_last = g.rank == g.size - 1
     cdef unsigned char *before = partial_of(g, c, g.rank - 1, begin) if g.rank > 0 else NULL
     cdef unsigned char *out = c.out + c.fold.offset
@@ -138,7 +130,7 @@ cdef inline void fold_link(Group *g, Call *c) noexcept nogil:
         fold_hop(g, c, nsources + 1, ntargets, stream, nbytes // c.itemsize, is_last)
     if c.kind == EXSCAN and g.rank > 0:
         g.kernels.copy(out, before, nbytes, streams_out(g, c))
-    advance_link(g, c, &c.fold)
+    advance_chunk(g, c, &c.fold)
     publish(g, SR_STAGED, c.fold.position)
     if not takes_from_last(g, c):
         c.copy = c.fold
@@ -146,7 +138,7 @@ cdef inline void fold_link(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline void take_from_last(Group *g, Call *c) noexcept nogil:
-    cdef unsigned char *result = partial_of(g, c, g.size - 1, link_begin(g, c, &c.copy))
+    cdef unsigned char *result = partial_of(g, c, g.size - 1, cursor_slot(g, c, &c.copy))
     g.kernels.copy(c.out + c.copy.offset, result, next_chunk(c, &c.copy), streams_out(g, c))
-    advance_link(g, c, &c.copy)
+    advance_chunk(g, c, &c.copy)
     give_credit(g, c.copy.position)

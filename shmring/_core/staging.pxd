@@ -66,6 +66,15 @@ cdef inline uint64_t slot_end(Group *g, uint64_t position, size_t nbytes) noexce
     return slot_begin(g, position, nbytes) + slot_nbytes(nbytes)
 
 
+# Return the begin of the slot of the next chunk of a stage.
+cdef inline uint64_t cursor_slot(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_begin(g, cursor.position, next_chunk(c, cursor))
+
+
+cdef inline uint64_t cursor_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+    return slot_end(g, cursor.position, next_chunk(c, cursor))
+
+
 cdef inline unsigned char *slot(Group *g, int rank, uint64_t begin) noexcept nogil:
     return g.staging[rank] + (begin & (g.lap_nbytes - 1))
 
