@@ -18,7 +18,7 @@ from .._core.segment cimport SR_STAGED, sr_flag, sr_flag_reached
 from .._core.staging cimport (
     blocked_on_credit, cursor_end, cursor_slot, fold_hop, give_credit, has_credit, next_chunk, slot, whole_items,
 )
-from .staged cimport step_in_place
+from .in_place cimport step_in_place
 
 
 cdef enum:

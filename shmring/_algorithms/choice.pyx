@@ -1,6 +1,7 @@
 # The choice of an algorithm for every call among the ranks of one host, and calls that need none: those of one rank,
-# refused ones and empty ones. The algorithms are in staged (tiny and small messages, data movement, zero-copy), direct
-# (large reductions), chain (more ranks than CPUs), ring, halving and trees (only if they are named).
+# refused ones and empty ones. The algorithms are in staged (tiny and small messages, data movement), in_place (arrays
+# are read where they are), direct (large reductions), chain (more ranks than CPUs), ring, halving and trees (only if
+# they are named).
 #
 # Every function runs without the GIL, returns at once, and records in call.awaited what the call waits for.
 

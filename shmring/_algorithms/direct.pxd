@@ -20,7 +20,7 @@ from .._core.staging cimport (
     blocked_on_credit, chunk_of_reduce, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
     whole_items,
 )
-from .staged cimport step_in_place
+from .in_place cimport step_in_place
 
 
 # ---- chunks ------------------------------------------------------------------------------------------------------

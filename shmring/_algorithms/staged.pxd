@@ -5,44 +5,25 @@
 #
 # Every function returns at once and records in call.awaited what the call waits for.
 
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from .._core.descriptor cimport describe, descriptor, finish, may_ping, offers_in_place, step_lines
+from .._core.descriptor cimport describe, finish, may_ping, offers_in_place, step_lines
 from .._core.group cimport (
-    ABORTED, ALL_GATHER, ALL_TO_ALL, BLOCKED, BROADCAST, DEAD, DONE, FAR, GATHER, MISMATCHED, NEAR, PROGRESSED, REDUCE,
-    SCAN, SCATTER, SINGLE_COPY, SMALL, TINY, UNREADABLE, ZERO_COPY, Call, Cursor, Group, Piece, await_lines, begin_call,
-    blocked_on, bytes_within, check_line, check_liveness, count_path, counter, gives, gives_in_place, is_joined,
-    is_late, is_moved, is_scan, is_sliced, is_split, line_of, piece_for, piece_from, piece_of_x, publish, publish_line,
-    repeats_last, runs_here, see_calls_before, shared_address, takes,
+    BLOCKED, BROADCAST, DONE, FAR, GATHER, NEAR, PROGRESSED, REDUCE, SCATTER, SMALL, TINY, Call, Cursor, Group,
+    await_lines, begin_call, blocked_on, check_line, count_path, counter, gives, is_late, is_scan, is_split, line_of,
+    piece_for, piece_of_x, publish, publish_line, repeats_last, runs_here, see_calls_before, takes,
 )
 from .._core.placement cimport (
-    copy_from_far, goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_out,
-    streams_slots, swapped_slot, swaps_buffers, window_nbytes_of,
+    goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_slots, swapped_slot,
+    swaps_buffers, window_nbytes_of,
 )
-from .._core.schedule cimport sr_slice_begin_grained
-from .._core.segment cimport (
-    SR_BEFORE_RELEASE, SR_CACHE_LINE, SR_FAULT, SR_FINISHED, SR_NO_ABORT, SR_PRIVATE, SR_STAGED, sr_descriptor,
-    sr_flag_load_after_reads, sr_flag_reached, sr_liveness, sr_liveness_died, sr_liveness_task, sr_single_copy,
-)
+from .._core.segment cimport SR_CACHE_LINE, SR_STAGED, sr_flag_reached
 from .._core.staging cimport (
-    blocked_on_credit, chunk_of_reduce, fold_sources, give_credit, has_credit, next_begin, next_chunk,
-    slot_begin_within, slot_nbytes,
+    blocked_on_credit, chunk_of_reduce, give_credit, has_credit, next_begin, next_chunk, slot_begin_within, slot_nbytes,
 )
-
-
-# ---- which rank takes what from which ------------------------------------------------------------------------
-
-cdef inline bint takes_from(Group *g, Call *c, int taker, int giver) noexcept nogil:
-    if taker == giver or not gives(g, c, giver) or not takes(c, taker):
-        return False
-    return not is_scan(c) or giver < taker
-
-
-# The bytes of rank's piece in a chunk of nbytes. Chunks are cut from the largest piece, so shorter pieces end before
-# it.
-cdef inline size_t part_of(const Piece *pieces, int rank, size_t offset, size_t nbytes) noexcept nogil:
-    return nbytes if pieces == NULL else bytes_within(pieces[rank].nbytes, offset, nbytes)
+from .in_place cimport step_in_place
+from .pieces cimport keep_result_of_own, part_of, take_pieces, takes_from
 
 
 # ---- staging and taking one chunk ----------------------------------------------------------------------------
@@ -80,70 +61,6 @@ cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker,
     if part > 0:
         g.kernels.copy(there, piece_for(c, taker) + begin, part, streams_slots(g, c))
         g.stats.bytes_sent += part
-
-
-# Copy or fold nbytes of every rank's piece for this rank into out. g.source points at the pieces.
-cdef inline int take_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    if is_moved(g, c):
-        return move_pieces(g, c, offset, nbytes)
-    fold_pieces(g, c, offset, nbytes)
-    return DONE
-
-
-cdef inline void fold_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    cdef int nsources = g.rank + (c.kind == SCAN) if is_scan(c) else g.size
-    cdef size_t part = part_of(c.given, g.rank, offset, nbytes)
-    g.source[g.rank] = piece_for(c, g.rank) + offset
-    g.target[0] = c.out + offset
-    if nsources > 0:
-        fold_sources(g, c, c.op, nsources, 1, streams_out(g, c), part // c.itemsize, <uint32_t> nsources)
-
-
-cdef inline int move_pieces(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    cdef size_t part
-    cdef int step, giver, status
-    for step in range(1, g.size):   # each rank begins with another giver
-        giver = (g.rank + step) % g.size
-        if takes_from(g, c, g.rank, giver):
-            part = part_of(c.taken, giver, offset, nbytes)
-            if part > 0:
-                status = move_piece(g, c, giver, piece_from(c, giver) + offset, part)
-                if status != DONE:
-                    return status
-    if is_joined(c) and c.taken == NULL:
-        keep_own_piece(g, c, offset, nbytes)
-    return DONE
-
-
-cdef enum:
-    LEAST_BOTH_WAYS_NBYTES = 64 << 10   # if data move in both directions, shorter pieces are copied in turn more slowly
-
-
-cdef inline int move_piece(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
-    if c.in_place and lies_in_private(g, c, giver):
-        return read_private(g, c, giver, there, nbytes)
-    if c.in_place or ((c.kind == ALL_GATHER or c.kind == ALL_TO_ALL) and nbytes < LEAST_BOTH_WAYS_NBYTES):
-        g.kernels.copy(there, g.source[giver], nbytes, streams_out(g, c))
-    else:
-        copy_from_far(g, there, <const unsigned char *> g.source[giver], nbytes, streams_out(g, c))
-    return DONE
-
-
-# Copy this rank's piece for itself, which is in its x already.
-cdef inline void keep_own_piece(Group *g, Call *c, size_t offset, size_t nbytes) noexcept nogil:
-    cdef const unsigned char *own = piece_for(c, g.rank) + offset
-    cdef unsigned char *there = piece_from(c, g.rank) + offset
-    if there != own:
-        g.kernels.copy(there, own, nbytes, streams_out(g, c))
-
-
-# Copy the own piece in the calls that do not copy it chunk by chunk.
-cdef inline void keep_result_of_own(Group *g, Call *c) noexcept nogil:
-    if c.taken != NULL:
-        if c.taken[g.rank].nbytes > 0:
-            keep_own_piece(g, c, 0, c.taken[g.rank].nbytes)
-    elif g.rank == c.root and (c.kind == BROADCAST or c.kind == SCATTER):
-        keep_own_piece(g, c, 0, c.nbytes)
 
 
 cdef inline void take_from_slots(Group *g, Call *c) noexcept nogil:
@@ -352,161 +269,3 @@ cdef inline int finish_staged(Group *g, Call *c) noexcept nogil:
     g.position = c.copy.position
     finish(g, c, SMALL if c.chunk_nbytes == c.nbytes else (FAR if g.far else NEAR))
     return DONE
-
-
-# ---- in place ------------------------------------------------------------------------------------------------
-
-cdef enum:
-    IN_PLACE_STEP_NBYTES = 1 << 20   # moved in one step, so that other calls get their turn
-
-
-# The address of a giver's x: in this process, or in the giver's for private memory; NULL if the descriptor is invalid.
-cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noexcept nogil:
-    cdef sr_descriptor *theirs = descriptor(g, c, giver)
-    if theirs.x_block == SR_PRIVATE:
-        return <unsigned char *> <uintptr_t> theirs.x_offset if is_moved(g, c) else NULL
-    return shared_address(g, theirs.x_block, giver, theirs.x_offset, c.x_nbytes)
-
-
-# Set g.source to every giver's x, `skip` bytes in. Return MISMATCHED if a descriptor is invalid.
-cdef inline int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
-    cdef const unsigned char *array
-    cdef int rank
-    for rank in range(g.size):
-        if gives_in_place(g, c, rank):
-            array = given_address(g, c, rank)
-            if array == NULL:
-                c.awaited.rank = rank
-                return MISMATCHED
-            g.source[rank] = array + skip
-    return DONE
-
-
-# Set g.target to the out of every rank that takes a result, `skip` bytes in. Return as find_given.
-cdef inline int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
-    cdef sr_descriptor *theirs
-    cdef unsigned char *array
-    cdef int rank
-    for rank in range(g.size):
-        if takes(c, rank):
-            theirs = descriptor(g, c, rank)
-            array = shared_address(g, theirs.out_block, rank, theirs.out_offset, c.nbytes)
-            if array == NULL:
-                c.awaited.rank = rank
-                return MISMATCHED
-            g.target[rank] = array + skip
-    return DONE
-
-
-# As find_given. The addresses of the pieces came with their lengths, and were checked on arrival.
-cdef inline void find_pieces(Group *g, Call *c) noexcept nogil:
-    cdef int giver
-    for giver in range(g.size):
-        g.source[giver] = c.taken[giver].there + c.copy.offset
-
-
-cdef inline int step_in_place(Group *g, Call *c) noexcept nogil:
-    cdef int status
-    if not c.has_finished:
-        status = reduce_and_push(g, c) if is_sliced(c) else pull(g, c)
-        if status != DONE:
-            return status
-        if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
-            return ABORTED   # a rank that gave up may have written to its array while this rank read it
-        SR_FAULT(SR_BEFORE_RELEASE)
-        publish(g, SR_FINISHED, c.seq)
-        c.has_finished = True
-        c.fold_peer = 0
-    while c.fold_peer < g.size:
-        if (awaits_end_of(g, c, c.fold_peer)
-                and not sr_flag_reached(counter(g, c.fold_peer, SR_FINISHED), c.seq)):
-            return blocked_on(c, counter(g, c.fold_peer, SR_FINISHED), c.seq, c.fold_peer)
-        c.fold_peer += 1
-    finish(g, c, SINGLE_COPY if c.single_copy else ZERO_COPY)
-    return DONE
-
-
-# True if `rank` reads this rank's x or writes to its out: this rank must not use them again before `rank` is done.
-cdef inline bint awaits_end_of(Group *g, Call *c, int rank) noexcept nogil:
-    if is_sliced(c):
-        return rank != g.rank
-    return takes_from(g, c, rank, g.rank)
-
-
-# True if stores to a rank's out bypass the cache. In place they do not: the line was just read, so it is in the cache.
-cdef inline uint32_t streams_push(const Group *g, const Call *c, int rank) noexcept nogil:
-    return c.nbytes >= g.tuning.stream_reduced_nbytes and g.target[rank] != g.source[rank]
-
-
-# all_reduce and reduce: reduce this rank's slice of every x into every out that takes the result.
-cdef inline int reduce_and_push(Group *g, Call *c) noexcept nogil:
-    cdef size_t begin = sr_slice_begin_grained(c.count, g.size, g.rank, SR_CACHE_LINE // c.itemsize)
-    cdef size_t end = sr_slice_begin_grained(c.count, g.size, g.rank + 1, SR_CACHE_LINE // c.itemsize)
-    cdef size_t length = IN_PLACE_STEP_NBYTES // c.itemsize
-    cdef uint32_t stream = 0
-    cdef int status, rank
-    begin += c.fold.offset // c.itemsize
-    if length > end - begin:
-        length = end - begin
-    status = find_given(g, c, begin * c.itemsize)
-    if status == DONE:
-        status = find_taking(g, c, begin * c.itemsize)
-    if status != DONE:
-        return status
-    if c.kind == REDUCE:
-        stream = streams_push(g, c, c.root)
-        g.target[0] = g.target[c.root]
-    else:
-        for rank in range(g.size):
-            stream |= streams_push(g, c, rank) << min(rank, 31)   # bit 31 stands for all later ranks
-    if length > 0:
-        g.kernels.fold[c.dtype][c.op](g.target, 1 if c.kind == REDUCE else g.size, stream, g.source, g.size,
-                                      length, <uint32_t> g.size)
-    c.fold.offset += length * c.itemsize
-    g.stats.bytes_sent += length * c.itemsize
-    return PROGRESSED if begin + length < end else DONE
-
-
-# All other kinds: take this rank's pieces straight from every giver's x.
-cdef inline int pull(Group *g, Call *c) noexcept nogil:
-    cdef size_t nbytes = min(c.nbytes - c.copy.offset, <size_t> IN_PLACE_STEP_NBYTES)
-    cdef int status = DONE
-    if takes(c, g.rank):
-        if c.taken != NULL:
-            find_pieces(g, c)
-        else:
-            status = find_given(g, c, piece_of_x(c, g.rank) + c.copy.offset)
-        if status == DONE:
-            status = take_pieces(g, c, c.copy.offset, nbytes)
-        if status != DONE:
-            return status
-        c.copy.offset += nbytes
-        if c.copy.offset < c.nbytes:
-            return PROGRESSED
-    keep_result_of_own(g, c)
-    return DONE
-
-
-# ---- private memory ------------------------------------------------------------------------------------------
-
-# True if the giver's piece is in its private memory. g.source then is an address of the giver's process.
-cdef inline bint lies_in_private(Group *g, Call *c, int giver) noexcept nogil:
-    if c.taken != NULL:
-        return c.taken[giver].there_is_private
-    return descriptor(g, c, giver).x_block == SR_PRIVATE
-
-
-# Copy from a peer's private memory through the kernel. A peer is marked dead before its memory is unmapped, and sets
-# the abort word before it reuses its arrays. If neither is visible after the read, the bytes are valid.
-cdef inline int read_private(Group *g, Call *c, int giver, unsigned char *there, size_t nbytes) noexcept nogil:
-    cdef sr_liveness *liveness = &g.lane[giver].liveness
-    c.single_copy = True
-    c.awaited.rank = giver
-    c.error = sr_single_copy(sr_liveness_task(liveness), there, <uintptr_t> g.source[giver], nbytes)
-    if c.error != 0:
-        check_liveness(g)
-    if sr_liveness_died(liveness):
-        return DEAD
-    if sr_flag_load_after_reads(&g.header.abort) != SR_NO_ABORT:
-        return ABORTED
-    return DONE if c.error == 0 else UNREADABLE
