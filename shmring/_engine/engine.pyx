@@ -30,8 +30,8 @@ from .._core.segment cimport (
 from .._core.timeouts cimport NEVER_NS, ns_of
 from .._core.trace cimport end_call, enter_call
 from .._diagnostics.flight_recorder cimport SR_WAIT_CALL, TraceBuffer
+from .._internode.choice cimport choose_algorithm_across, enter_refused_across, step_refused_across
 from .._internode.context cimport InterNodeConns, inter_of, remote
-from .._internode.data_movement cimport choose_algorithm_across, enter_refused_across, step_refused_across
 from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
     start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,

@@ -1,5 +1,9 @@
 from .._core.group cimport Call, Group
 
-cdef void choose_algorithm_across(Group *g, Call *c) noexcept nogil
-cdef void enter_refused_across(Group *g, Call *c) noexcept nogil
-cdef int step_refused_across(Group *g, Call *c) noexcept nogil
+cdef void start_pairwise(Group *g, Call *c) noexcept nogil
+cdef int stage_pairwise(Group *g, Call *c) noexcept nogil
+cdef void start_all_gather(Group *g, Call *c) noexcept nogil
+cdef int stage_all_gather(Group *g, Call *c) noexcept nogil
+cdef void start_broadcast(Group *g, Call *c) noexcept nogil
+cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil
+cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil

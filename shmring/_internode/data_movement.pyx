@@ -1,26 +1,21 @@
-# The collectives over several hosts that move pieces between ranks, and the choice of the algorithm of every call. A
-# piece is sent once to each host that needs it, from the sender's array to the array of one receiver; the other ranks
-# of that host get it in a local step. Long pieces are sent in parts, so that one part is sent while another is
-# distributed locally. No function blocks; call.awaited holds the flag that the call waits for.
+# The collectives over several hosts that move pieces between ranks. A piece is sent once to each host that needs it,
+# from the sender's array to the array of one receiver; the other ranks of that host get it in a local step. Long pieces
+# are sent in parts, so that one part is sent while another is distributed locally. No function blocks; call.awaited
+# holds the flag that the call waits for.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy, memmove
 
-from .._algorithms.choice cimport enter_refused, step_refused
 from .._core.group cimport (
-    ALL_GATHER, ALL_TO_ALL, BROADCAST, DONE, GATHER, INVALID, PROGRESSED, REDUCE_SCATTER, SCAN, SCATTER, Call, Group,
-    bytes_within, goes_from_to, is_scan, piece_for, piece_from,
+    ALL_GATHER, ALL_TO_ALL, BROADCAST, PROGRESSED, SCAN, Call, Group, bytes_within, goes_from_to, is_scan, piece_for,
+    piece_from,
 )
 from .context cimport (
-    Fragment, InterNode, await_confirmations, begin_barrier, begin_internode, begin_local, blocked_on_conns,
-    call_number, confirm, finish_internode, fragment_at, host_of_batch, inter_of, lay_out, new_local, nfragments,
-    rank_at, receive_from, send_to, step_internode,
+    Fragment, InterNode, begin_barrier, begin_local, blocked_on_conns, finish_internode, fragment_at, host_of_batch,
+    inter_of, lay_out, new_local, nfragments, rank_at, receive_from, send_to,
 )
-from .reductions cimport (
-    fragment_count_of, gather_fragment, slice_at, stage_large, stage_reduce_scatter, stage_small, start_large,
-    start_reduce_scatter, start_small,
-)
+from .reductions cimport fragment_count_of, gather_fragment, slice_at
 
 
 # ---- pieces, by rank -----------------------------------------------------------------------------------------
@@ -418,52 +413,3 @@ cdef void exchange_slice(Group *g, Call *c, int number, int host, bint receives)
         else:
             send_to(g, c, rank_at(inter, host, local), out + begin * c.itemsize, (end - begin) * c.itemsize,
                     &fragment.sending)
-
-
-# ---- refused calls -------------------------------------------------------------------------------------------------
-
-cdef void enter_refused_across(Group *g, Call *c) noexcept nogil:
-    cdef InterNode *inter = inter_of(g)
-    inter.seq += 1
-    inter.previous_is_confirmed = inter.is_to_confirm = False
-    c.fingerprint = INVALID   # as in enter_refused
-    c.seq = c.mismatch_seq = g.seq
-
-
-# Confirm a refused call to other hosts without waiting for the other ranks of this host.
-cdef int step_refused_across(Group *g, Call *c) noexcept nogil:
-    cdef InterNode *inter = inter_of(g)
-    cdef int status
-    if not inter.previous_is_confirmed:
-        status = await_confirmations(g, c)
-        if status != DONE:
-            return status
-        inter.previous_is_confirmed = True
-        enter_refused(g, c)
-        inter.fingerprint = 0   # the call's record describes it
-        g.recorded.number = call_number(inter, inter.seq)
-        if inter.confirmer != NULL:
-            confirm(g, c)
-    return step_refused(g, c)
-
-
-# ---- choice --------------------------------------------------------------------------------------------------------
-
-# Choose the algorithm of a call. The choice depends only on the call and on values that are equal on all ranks, so all
-# ranks choose the same one.
-cdef void choose_algorithm_across(Group *g, Call *c) noexcept nogil:
-    cdef InterNode *inter = inter_of(g)
-    c.enter, c.step = begin_internode, step_internode
-    if c.kind == GATHER or c.kind == SCATTER or c.kind == ALL_TO_ALL:
-        c.start_across, c.stage_across = start_pairwise, stage_pairwise
-    elif c.kind == ALL_GATHER or is_scan(c):
-        c.start_across, c.stage_across = start_all_gather, stage_all_gather
-    elif c.kind == BROADCAST:
-        c.start_across = start_broadcast
-        c.stage_across = stage_small_broadcast if c.nbytes <= inter.small_nbytes else stage_large_broadcast
-    elif c.kind == REDUCE_SCATTER and c.nbytes > 0:
-        c.start_across, c.stage_across = start_reduce_scatter, stage_reduce_scatter
-    elif c.nbytes <= inter.small_nbytes:
-        c.start_across, c.stage_across = start_small, stage_small
-    else:
-        c.start_across, c.stage_across = start_large, stage_large
