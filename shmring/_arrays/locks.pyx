@@ -22,7 +22,7 @@ from .._engine.engine cimport Engine
 
 from .._diagnostics import failures
 from .._system import procfs
-from ..errors import Closed, RankFailed, Timeout
+from ..errors import RankFailed, Timeout
 
 cnp.import_array()
 
@@ -111,8 +111,7 @@ cdef class Locks:
     # An error makes the array private to each rank before it is raised: a lock there would exclude no other rank, and
     # no other rank would see what is written.
     cdef int check_usable(self) except -1:
-        if self.engine.closed_because is not None:
-            raise Closed(self.engine.closed_because, rank=self.engine.g.rank)
+        self.engine.check_open()
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
             self.engine.raise_over(beside=True)
         return 0

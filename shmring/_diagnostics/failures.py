@@ -165,7 +165,8 @@ def _snapshot(engine: Engine) -> Callable[[], tuple[tuple[str, ...], str]]:
 
 def _error_of(engine: Engine, report: tuple[str, int, int, str, int, str | None] | None) -> Error:
     if report is None:
-        return Error(f"the communicator stopped without giving a reason; {_OVER}", rank=engine.rank)
+        text = f"the communicator stopped without giving a reason; {_OVER}"
+        return Error(text, rank=engine.world_rank(engine.rank))
     cause, culprit, failed_seq, reason, number, op = report
     if cause == "remote":
         # Raise a copy: raising adds a traceback, and the engine keeps the original.

@@ -186,7 +186,7 @@ cdef class Engine(State):
 
     cdef int check_open(self) except -1:
         if self.closed_because is not None:
-            raise Closed(self.closed_because, rank=self.g.rank)
+            raise Closed(self.closed_because, rank=world_number(&self.g, self.g.rank))
         return 0
 
     # Run Python's signal handlers during a wait. Raise Closed if a handler has closed the communicator. Raise it, too,

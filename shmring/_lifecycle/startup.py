@@ -213,15 +213,16 @@ def _check_liveness(engine: Engine, *, is_known: bool) -> None:
         return
     if hidden:
         what = (
-            "rank %d: the kernel refuses set_robust_list to ranks of this host (a seccomp profile?), and "
-            "ranks %s cannot be looked for from here: the death of such a rank is seen only as a Timeout; "
-            "allow set_robust_list"
+            "rank %d of this host: the kernel refuses set_robust_list to ranks of this host (a seccomp "
+            "profile?), and ranks %s of this host cannot be looked for from here: the death of such a rank "
+            "is seen only as a Timeout; allow set_robust_list"
         )
         _log.warning(what, engine.rank, ", ".join(map(str, hidden)))
     elif engine.rank in unwatched:
         what = (
-            "rank %d: the kernel refuses set_robust_list to this process (a seccomp profile?), so that "
-            "others see its death only when they look for it, every few ms of a wait; allow set_robust_list"
+            "rank %d of this host: the kernel refuses set_robust_list to this process (a seccomp profile?), "
+            "so that others see its death only when they look for it, every few ms of a wait; allow "
+            "set_robust_list"
         )
         _log.warning(what, engine.rank)
 

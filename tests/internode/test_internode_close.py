@@ -274,3 +274,24 @@ def close_in_the_middle(comm, how):
 def test_nothing_is_received_into_memory_that_was_freed(world_over_hosts, how):
     for _ in range(3):
         assert world_over_hosts(APART)(close_in_the_middle, how) == [True, True]
+
+
+# ---- calls after a close ----------------------------------------------------------------------------------
+
+
+def call_after_close(comm):
+    """Return the ranks that the errors of calls on a closed communicator name."""
+    comm.barrier()
+    comm.close()
+    calls = [comm.barrier, lambda: comm.all_reduce(np.ones(2)), lambda: comm.send(np.ones(2), 0)]
+    named = []
+    for call in calls:
+        with pytest.raises(shmring.Closed) as caught:
+            call()
+        named.append(caught.value.rank)
+    return named
+
+
+@pytest.mark.parametrize("nodes", [APART, [0, 1, 1, 0]])
+def test_a_call_after_close_names_this_rank(world_over_hosts, nodes):
+    assert world_over_hosts(nodes)(call_after_close) == [[rank] * 3 for rank in range(len(nodes))]
