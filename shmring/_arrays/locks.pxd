@@ -17,7 +17,7 @@ cdef class Locks:
     cdef sr_lock *first
     cdef unsigned long *holder   # for each lock, the thread of this rank that holds it; 0: none, or not recorded yet
     cdef readonly int count
-    cdef str kind                # name of a lock in error messages
+    cdef bint of_blocks          # they are those of Stripes
 
     cdef int check_usable(self) except -1
     cdef int acquire(self, int index, double timeout_s) except -1
@@ -25,4 +25,5 @@ cdef class Locks:
     cdef int sleep(self, int index, double timeout_s) except -1
     cdef int raise_late(self, int owner, int index, double timeout_s) except -1
     cdef int report_owner(self, int owner, int status, int index) except -1
+    cdef str name_of(self, int index)
     cdef int release(self, int index) except -1

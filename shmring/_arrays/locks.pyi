@@ -11,10 +11,10 @@ from .._engine.engine import Engine
 LOCK_NBYTES: int
 
 class Locks:
-    """`count` locks at `address`, zeros at first; `memory` keeps them mapped. kind: their name in errors."""
+    """`count` locks at `address`, zeros at first; `memory` keeps them mapped."""
 
     def __new__(
-        cls, engine: Engine, memory: object, address: int, count: int, kind: str = "lock"
+        cls, engine: Engine, memory: object, address: int, count: int, of_blocks: bool = False
     ) -> Self: ...
     @property
     def count(self) -> int:

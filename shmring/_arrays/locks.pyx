@@ -82,14 +82,17 @@ cdef inline int owner_status(Group *g, int rank) noexcept nogil:
 # ---- locks -----------------------------------------------------------------------------------------------------
 
 cdef class Locks:
-    """`count` locks at `address`, zeros at first; `memory` keeps them mapped. kind: their name in errors."""
+    """`count` locks at `address`, zeros at first; `memory` keeps them mapped.
 
-    def __cinit__(self, Engine engine, memory, uintptr_t address, int count, str kind="lock"):
+    of_blocks: they are those of `Stripes`, for errors.
+    """
+
+    def __cinit__(self, Engine engine, memory, uintptr_t address, int count, bint of_blocks=False):
         self.engine = engine
         self.memory = memory
         self.first = <sr_lock *> address
         self.count = count
-        self.kind = kind
+        self.of_blocks = of_blocks
         self.holder = <unsigned long *> calloc(count + 1, sizeof(unsigned long))
         if self.holder == NULL:
             raise MemoryError()
@@ -128,7 +131,7 @@ cdef class Locks:
         cdef sr_lock *lock = &self.first[index]
         cdef bint is_taken
         if sr_lock_owner(lock) == g.rank and self.holder[index] == <unsigned long> PyThread_get_thread_ident():
-            raise RuntimeError(f"this thread holds {self.kind} {index} already; taking it again would deadlock")
+            raise RuntimeError(f"this thread holds lock {index} already; taking it again would deadlock")
         with nogil:
             is_taken = sr_lock_spin(lock, g.rank, g.pauses)
         if is_taken:
@@ -171,19 +174,24 @@ cdef class Locks:
 
     cdef int raise_late(self, int owner, int index, double timeout_s) except -1:
         if not 0 <= owner < self.engine.g.size:   # the owner has just released it, and another rank took it first
-            raise Timeout(f"{self.kind} {index} of a shared array could not be taken within {timeout_s:g} s")
+            raise Timeout(f"{self.name_of(index)} could not be taken within {timeout_s:g} s")
         rank = self.engine.world_rank(owner)
-        raise Timeout(f"rank {rank} still held {self.kind} {index} of a shared array after "
-                      f"{timeout_s:g} s; " + failures.describe_doing(self.engine, owner), rank=rank)
+        did = "accessed" if self.of_blocks else "held"
+        raise Timeout(f"rank {rank} still {did} {self.name_of(index)} after {timeout_s:g} s; "
+                      + failures.describe_doing(self.engine, owner), rank=rank)
 
     # A lock whose owner is gone is never released, so this rank aborts the communicator.
     cdef int report_owner(self, int owner, int status, int index) except -1:
         how = "closed the communicator"
         if status == DEAD:
             how = procfs.how_it_ended(*self.engine.flight.liveness_of(owner))
-        text = f"rank {owner} {how} while it had {self.kind} {index} of a shared array"
-        self.engine.report(RankFailed(text, rank=owner))
+        did = "accessed" if self.of_blocks else "held"
+        self.engine.report(RankFailed(f"rank {owner} {how} while it {did} {self.name_of(index)}", rank=owner))
         return 0
+
+    # Return the name of a lock in errors. A stripe is the lock of several blocks, so its number means nothing.
+    cdef str name_of(self, int index):
+        return "a block of a shared array" if self.of_blocks else f"lock {index} of a shared array"
 
     cdef int release(self, int index) except -1:
         if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
@@ -312,7 +320,7 @@ cdef class Stripes:
     def __cinit__(self, Engine engine, memory, uintptr_t begin, uintptr_t locks, int count):
         self.engine = engine
         self.begin = begin
-        self.locks = Locks(engine, memory, locks, count, "block")
+        self.locks = Locks(engine, memory, locks, count, of_blocks=True)
 
     def access(self, cnp.ndarray array, size_t first, size_t count, cnp.ndarray index, cnp.ndarray values,
                cnp.ndarray out, int dtype, int op, timeout):
