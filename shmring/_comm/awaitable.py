@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .point_to_point import Transfer
     from .work import Work
 
-POLL_S = 0.025  # between two checks of the peer's liveness
-
 
 async def result_of(work: Work[Any]) -> Any:
     """Return the Work's result once it is finished: the event loop watches a descriptor."""
@@ -48,11 +46,8 @@ async def result_of_transfer(transfer: Transfer[Any]) -> Any:
     import asyncio
 
     pause_s, began_s = 0.0, time.monotonic()
-    polled_s = began_s
     while not transfer.done():
-        if time.monotonic() - polled_s > POLL_S:
-            polled_s = time.monotonic()
-            transfer._poll_peers(polled_s - began_s)
+        transfer._check_waited(time.monotonic() - began_s)
         await asyncio.sleep(pause_s)
         pause_s = min(0.002, 2 * pause_s + 0.00005)
     return transfer.result()

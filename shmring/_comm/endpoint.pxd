@@ -53,6 +53,7 @@ cdef class Endpoint:
     cdef bint advance_quietly(self) noexcept nogil
     cdef int advance(self) except -1
     cdef bint poll_message(self, Message *message, bint leaving_ends) except -1
+    cdef void probe_connection(self, const Message *message) noexcept
     cdef bint probe_once(self, Message *probe) except -1
     cdef int post_and_wait(self, Message *message, uint64_t timeout_ns) except -1
     cdef int wait_complete(self, Message *message, uint64_t timeout_ns, bint is_final) except -1

@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
-from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, Group, bytes_overlap
+from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, bytes_overlap
 from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, PathTrials
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
@@ -37,7 +37,7 @@ from .._p2p.messages cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait, frame_tag,
     least_offered,
 )
-from .._transport.channel cimport sr_channels_poll_abort
+from .._transport.channel cimport sr_channel_probe, sr_channels_poll_abort
 
 from .._diagnostics import failures
 from .._system import procfs, segments
@@ -432,20 +432,34 @@ cdef class Endpoint:
                 self.raise_damaged(self.matching.unmatched_source)
         return 0
 
-    # Advance a message without blocking, and return whether it is complete. Raise if a rank that it needs has ended: a
-    # program that only polls makes no call that waits, so nothing else would notice. leaving_ends: also if it has left.
+    # Advance a message without blocking, and return whether it is complete. Raise if a rank that it needs has ended, or
+    # its connection is cut: a program that only polls makes no call that waits, so nothing else would notice.
+    # leaving_ends: also if it has left.
     cdef bint poll_message(self, Message *message, bint leaving_ends) except -1:
         cdef int culprit = ANY
         cdef int status
         self.advance()
         if message.state == COMPLETE:
             return True
+        self.probe_connection(message)
         status = status_of_peers(&self.matching, message, &culprit)
         if status == DAMAGED:
             self.raise_damaged(culprit)
         if status == DEAD or (status == LEFT and leaving_ends):
             self.raise_for(status, message, culprit, 0, True)
         return message.state == COMPLETE
+
+    # Notice that the connection to a message's peer is cut, as a wait does.
+    cdef void probe_connection(self, const Message *message) noexcept:
+        cdef Peer *p
+        cdef uint64_t now
+        if message.peer == ANY or self.matching.peer[message.peer].channel == NULL:
+            return
+        p = &self.matching.peer[message.peer]
+        now = sr_now_ns()
+        if now - p.probed_ns >= SIGNAL_INTERVAL_NS:
+            p.probed_ns = now
+            sr_channel_probe(self.matching.channels, p.channel, inter_of(self.matching.g).cut_ns)
 
     # Poll once for a probe's message, and return whether there is one.
     cdef bint probe_once(self, Message *probe) except -1:

@@ -62,10 +62,9 @@ class Transfer(PendingMessage, Generic[_Received]):
     def cancel(self) -> bool:
         """Withdraw a receive that has not matched a message, and return whether it is withdrawn."""
 
-    def _poll_peers(self, waited_s: float) -> None:
-        """Raise if the peer has ended or the timeout has passed. Advancing a transfer does not check it; a
-        wait does.
-        """
+    def _check_waited(self, waited_s: float) -> None:
+        """Raise as `wait` does after the communicator's timeout, if `waited_s` has reached it."""
+
     def _wait_no_longer(self, waited_s: float) -> _Received:
         """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts."""
 

@@ -21,7 +21,7 @@ from .objects cimport bytes_room, pack, unpack
 
 from . import awaitable
 from .._diagnostics.flight_recorder import DTYPES
-from ..errors import Error, Mismatch, Truncated
+from ..errors import Mismatch, Truncated
 
 ANY_SOURCE = ANY
 ANY_TAG = ANY
@@ -926,8 +926,8 @@ cdef class Transfer(PendingMessage):
         If it is not complete and `waited_s` has reached the communicator's timeout, the communicator ends, as in
         `wait`.
         """
-        if not self.is_over:
-            self._poll_peers(waited_s)
+        if not self.done():
+            self._check_waited(waited_s)
         return self.wait()
 
     def __await__(self):
@@ -937,17 +937,10 @@ cdef class Transfer(PendingMessage):
         """
         return awaitable.result_of_transfer(self).__await__()
 
-    def _poll_peers(self, double waited_s):
-        """Raise if the peer has ended or the timeout has passed. Advancing a transfer does not check it; a wait does.
-        """
+    def _check_waited(self, double waited_s):
+        """Raise as `wait` does after the communicator's timeout, if `waited_s` has reached it."""
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns
         cdef int culprit = self.endpoint.matching.rank if self.message.peer == ANY else self.message.peer
-        try:
-            self.wait(1e-9)   # checks the peers once
-        except Error:
-            raise
-        except TimeoutError:
-            pass
         if not self.is_over and waited_s * 1e9 >= timeout_ns:
             self.endpoint.raise_for(LATE, &self.message, culprit, timeout_ns, True)
 

@@ -143,6 +143,7 @@ cdef struct Peer:
     uint64_t block
     Message *receiver        # the receive that gets the message, ...
     UnexpectedMessage *unexpected   # ... or the memory that keeps it; both NULL: the message is discarded
+    uint64_t probed_ns       # time of the last poll that checked whether the connection is cut
 
 
 # Once the progress thread knows of this, only the holder of `stepper` may touch it.

@@ -1,6 +1,7 @@
 """Connections between hosts that carry nothing for a while: a late rank is waited for, a cut link is noticed.
 test_cut_connections has the effect of a cut on calls with a short timeout."""
 
+import asyncio
 import time
 
 import numpy as np
@@ -96,6 +97,37 @@ def test_a_cut_link_is_noticed_long_before_the_timeout(meet_over, call):
     for rank, error in enumerate(assert_all(outcomes, shmring.RankFailed)):
         assert error.rank == 1 - rank, outcomes
     assert took_s < SOON_S
+
+
+def poll_while_cut_off(comm, how):
+    """Rank 0 sends when the link is cut, and only polls."""
+    comm.barrier()
+    time.sleep(1)
+    if comm.rank == 1:
+        return None
+    transfer = comm.isend(np.ones(MUCH_IN_RING, "u1"), 1)
+    if how == "await":
+
+        async def wait():
+            return await transfer
+
+        return asyncio.run(wait())
+    while not transfer.done():
+        time.sleep(0.001)
+    return None
+
+
+@pytest.mark.parametrize("how", ["await", "done"])
+def test_a_rank_that_polls_a_send_notices_a_cut_link(meet_over, how):
+    ranks = meet_over([0, 1], timeout_s=100)
+    ranks.begin(poll_while_cut_off, how)
+    time.sleep(0.5)
+    begin = counted_s()
+    ranks.hosts[1].down()
+    (error,) = ranks.answers(among=[0])
+    assert isinstance(error, shmring.RankFailed), error
+    assert error.rank == 1
+    assert counted_s() - begin < SOON_S
 
 
 def close_while_cut_off(comm):
