@@ -105,8 +105,8 @@ cdef class Collectives:
             The format in which sums and averages of float32 and of shorter floats travel between hosts, the same on all
             ranks: "native" (float32), "bf16", "fp16", or "int8" with one scale for each 256 elements; None means
             `Comm.wire`. All ranks get the same bits. The rounding error of an array is added to the next call on the
-            same array. In "fp16", values beyond 65,504 become infinite. In "int8", an infinity or a NaN turns all its
-            256 elements into NaN. Arrays of up to 32 KiB are not compressed. Other reductions ignore
+            same array. In "fp16", values of 65,520 and above become infinite. In "int8", an infinity or a NaN turns
+            all its 256 elements into NaN. Arrays of up to 32 KiB are not compressed. Other reductions ignore
             `Comm.wire`, and refuse a `wire` other than "native".
         group_size : int, optional
             A number of hosts that divides the number of all hosts. Each group_size consecutive hosts form a group, such
@@ -191,7 +191,7 @@ cdef class Collectives:
         Parameters
         ----------
         x : array or number
-            As in `all_reduce`.
+            As in `all_reduce`. Values are folded in rank order.
         op : str or Op
             Every operation but "avg".
         out : array, optional
@@ -556,6 +556,8 @@ cdef class Collectives:
     def wire(self):
         """The default of `wire` in `all_reduce` and `reduce`. All ranks must set the same.
 
+        "native", "bf16", "fp16" or "int8"; see `all_reduce`. Another name raises ValueError.
+
         It is "native" in every new communicator, even in one made by `split` or `dup`, which may belong to a library.
         A communicator made by `shrink` or `grow` has the value of the communicator that it replaces.
         """
@@ -574,7 +576,8 @@ cdef class Collectives:
         a call does not finish in this time, the next one waits for a quarter of it, but at least for 0.0002 seconds, or
         for `linger_s` if that is less; each call that finishes doubles the time again, up to `linger_s`. A call behind
         unfinished calls goes to the background at once. Each rank may have its own value. It is 0 after `init`. A
-        communicator that is made from another one begins with the value of that one.
+        communicator that is made from another one begins with the value of that one. A value that is not 0 to 0.05
+        raises ValueError.
         """
         return self.engine.linger_ns * 1e-9
 
@@ -589,7 +592,7 @@ cdef class Collectives:
         """The default of `timeout` in every call, in seconds. Calls under way keep theirs.
 
         It is that of `init` at first. A communicator that is made from another one begins with the value of that
-        one. Each rank may have its own value.
+        one. Each rank may have its own value. TypeError or ValueError unless it is set to a number above 0.
         """
         return self.engine.timeout_s
 
@@ -858,7 +861,8 @@ cdef int note_shape(object error, object x) except -1:
     return 0
 
 
-# Return a 32-bit signature of shape[1:] and of the number of dimensions; with the count it tells shapes apart.
+# Return a 32-bit signature of shape[1:] and of the number of dimensions; with the count it tells shapes apart. The
+# fingerprint has room for its lowest 19 bits.
 cdef uint32_t signature_of(object given) noexcept:
     cdef cnp.ndarray array = <cnp.ndarray> given
     cdef uint64_t word = mixed(1 + cnp.PyArray_NDIM(array))

@@ -189,7 +189,9 @@ class Comm(Messages):
     def _group_of_callers(self, ranks: tuple[int, ...], secret: bytes, share: Callable[[Any], Any]) -> Comm:
         """Return a communicator of some ranks, which alone call this. For libraries."""
     def _confirm_start(self, timeout_s: float, is_new: bool) -> None:
-        """Collective over the ranks of a `grow`: the old ones tell the new ones that they go on here."""
+        """Collective over the ranks of a `grow`: by this barrier new ranks learn that old ranks use this
+        communicator.
+        """
     def _begin_trace(self, path: str, is_automatic: bool = False) -> Trace:
         """Begin a trace. is_automatic: SHMRING_TRACE requests it, and a call of `trace` replaces it."""
     def abort(self, reason: str) -> None:

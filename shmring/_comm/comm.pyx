@@ -8,6 +8,8 @@ import math
 import os
 import weakref
 
+import numpy as np
+
 from .._arrays.operands cimport Memory
 from .._core.group cimport ALLOCATE, FORM_GROUP, GROW, SHARE, SPLIT
 from .._core.kernels cimport SR_SUM
@@ -454,8 +456,6 @@ cdef class Comm(Messages):
         >>> comm.full(2, comm.rank + 0.5)
         array([0.5, 0.5])
         """
-        import numpy as np
-
         try:
             shape, dtype = check_shape_and_dtype(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
             values = as_fill_value(fill_value, shape, dtype)   # refuse invalid values before other ranks have an array
@@ -490,8 +490,6 @@ cdef class Comm(Messages):
         >>> comm.copy_of([1, 2])
         array([1, 2])
         """
-        import numpy as np
-
         try:
             if isinstance(a, np.ma.MaskedArray):
                 raise buffers.masked("a")
@@ -947,9 +945,10 @@ cdef class Comm(Messages):
             raise
 
     def _confirm_start(self, double timeout_s, bint is_new):
-        """Collective over the ranks of a `grow`: the old ones tell the new ones that they go on here.
+        """Collective over the ranks of a `grow`: by this barrier new ranks learn that old ranks use this communicator.
 
-        After an error the next call raises it. A new rank then cannot shrink: the old ones may go on without it.
+        An error of it is raised by the next call. A new rank that got one cannot shrink, since the old ranks may have
+        abandoned this communicator.
         """
         try:
             self.barrier(timeout=timeout_s)

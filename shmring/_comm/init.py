@@ -67,9 +67,11 @@ def init(
         check = ended_ranks_check(settings)
         if rank is not None:
             raise ValueError(f"rank is {rank}, without a world: give both, shmring.init(world, rank={rank})")
-        world, rank = world_from_environment() or (World(id="alone", key=bytes(32), nprocs=1), 0)
-        if world.nprocs == 1:
-            world = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1)
+        found = world_from_environment()
+        if found is None or found[0].nprocs == 1:
+            world, rank = World(id=os.urandom(16).hex(), key=bytes(32), nprocs=1), 0
+        else:
+            world, rank = found
     elif not isinstance(world, World):
         raise TypeError(
             f"world is {world!r:.60}; make one with shmring.world(nprocs) and give it to every rank"

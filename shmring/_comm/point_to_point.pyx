@@ -81,7 +81,19 @@ cdef str described(uint64_t kind, size_t nbytes):
 @cython.final
 @cython.freelist(16)
 cdef class Status:
-    """Properties of a received or waiting message. `recv` and `probe` return it."""
+    """Properties of a received or waiting message. `recv` and `probe` return it.
+
+    Attributes
+    ----------
+    source : int
+        The rank that sent it.
+    tag : int
+        The tag that it was sent with.
+    count : int
+        Number of elements.
+    nbytes : int
+        Bytes of all elements.
+    """
 
     @property
     def dtype(self):
@@ -163,7 +175,8 @@ cdef void describe_bytes(Message *message, bint is_send, const void *data, size_
     message.peer = peer
     message.tag = tag
     message.kind = SR_U8
-    message.data = <unsigned char *> (message if data == NULL else data)   # no bytes have no address, but are copied
+    # memcpy needs a valid address even for 0 bytes; any will do.
+    message.data = <unsigned char *> (message if data == NULL else data)
     message.nbytes = nbytes
 
 

@@ -33,6 +33,7 @@ cnp.import_array()
 
 cdef enum:
     ANNOUNCED_NBYTES = 40       # pieces up to this size are sent with their count; both fill the payload of a call line
+    EVERYWHERE_IN_PLACE = 1     # as Call.x_block: every piece is read at its announced address; not the id of a block
 
 
 cdef struct _Place:
@@ -470,7 +471,7 @@ cdef int choose_place(Call *c, _Parts parts) noexcept:
     cdef Announced *announced
     cdef _Place *place
     cdef int giver, taker
-    c.x_block = 1
+    c.x_block = EVERYWHERE_IN_PLACE
     for giver in range(parts.size):
         for taker in range(parts.size):
             announced = parts.announced_of(giver, taker)

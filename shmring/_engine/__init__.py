@@ -7,5 +7,6 @@ engine: Engine, one communicator on one rank
   |-- progress      calls in the background, and the thread that steps them
         |-- queue   the calls of one communicator, in the order of issue or by priority
 
-A call arrives as a Call of `_core/group`; `_internode/data_movement` chooses the functions that run it.
+A call arrives as a Call of `_core/group`. Its `enter` and `step` have been set by `Group.choose_algorithm`:
+`_algorithms/choice` on one host, `_internode/data_movement` over several.
 """

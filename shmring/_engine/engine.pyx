@@ -526,7 +526,10 @@ cdef class Engine(State):
         return self.notifications.address_of(rank - self.g.size) if rank >= self.g.size else None
 
     def report(self, error):
-        """End the communicator for an error outside any call. If it is shmring's, raise the error of all ranks."""
+        """End the communicator because of an error outside any call.
+
+        If the error is a `shmring.Error`, raise the error that all ranks raise.
+        """
         if self.closed_because is not None:
             return
         try:
