@@ -1,5 +1,6 @@
 /* Included before each Cython module (gcc -include). Cython adds a frame to a traceback for each of its functions that
-   an exception leaves. They are left out, so a traceback ends at the user's line. `python -X dev` keeps them. */
+   an exception leaves. They are left out, so a traceback ends at the user's line. `python -X dev` keeps them.
+   A `with` statement of Cython needs a traceback and crashes without one: use `with gil` and `with nogil` only. */
 #ifndef SR_FOLD_FRAMES_H
 #define SR_FOLD_FRAMES_H
 
