@@ -204,7 +204,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 def agreed(error: E) -> E:
-    """Mark an error that does not end the communicator although it ends a call of several steps.
+    """Mark an error that does not end the communicator although it ends a compound call.
 
     Either all ranks raise it in the same call, or the ranks that raise it have notified the others.
 

@@ -14,7 +14,7 @@ from .._arrays.operands cimport Memory
 from .._core.group cimport ALLOCATE, FORM_GROUP, GROW, SHARE, SPLIT
 from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
-from .._engine.engine cimport Engine
+from .._engine.engine cimport ALONE, IN_STEPS, STEPS, Engine
 from .point_to_point cimport Messages
 
 from .._diagnostics import failures, flight_recorder
@@ -189,7 +189,7 @@ cdef class Comm(Messages):
         >>> comm.run_steps(mean_and_max, comm, float(comm.rank))
         (0.5, 1.0)
         """
-        return self.engine.run_steps(function, *arguments, begun=begun, **keywords)
+        return self.engine.run_steps(STEPS, function, *arguments, begun=begun, **keywords)
 
     # -- groups --
 
@@ -236,7 +236,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SPLIT)
             raise
-        return self.engine.run_own_steps(self._split, packed, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._split, packed, timeout_s)
 
     def _split(self, packed, double timeout_s):
         self.engine.call_tiny(SPLIT, SR_SUM, 0, NULL, 0, timeout_s)
@@ -279,7 +279,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(FORM_GROUP)
             raise
-        return self.engine.run_own_steps(self._group, wanted, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._group, wanted, timeout_s)
 
     def _group(self, wanted, double timeout_s):
         self.engine.call_tiny(FORM_GROUP, SR_SUM, len(wanted), NULL, 0, timeout_s)
@@ -398,7 +398,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_own_steps(self.arrays.empty, lengths, numpy_dtype, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self.arrays.empty, lengths, numpy_dtype, timeout_s)
 
     def zeros(self, shape, dtype="float64", *, timeout=None):
         """Collective: return an array as `empty` does. It is guaranteed to hold zeros.
@@ -463,7 +463,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_own_steps(self._holding, values, shape, dtype, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._holding, values, shape, dtype, timeout_s)
 
     def copy_of(self, a, *, timeout=None):
         """Collective: return a copy of `a` in an array as `empty` returns.
@@ -499,7 +499,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_own_steps(self._holding, a, shape, dtype, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._holding, a, shape, dtype, timeout_s)
 
     def _holding(self, values, shape, dtype, double timeout_s):
         array = self.arrays.empty(shape, dtype, timeout_s)
@@ -555,7 +555,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_own_steps(self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
 
     def arena(self, nbytes=64 << 20, *, smallest_nbytes=64 << 10, timeout=None):
         """Collective: return shared memory for the arrays that NumPy makes in a `with` statement.
@@ -603,7 +603,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_own_steps(self._arena, whole_pages(wanted), smallest, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._arena, whole_pages(wanted), smallest, timeout_s)
 
     def _arena(self, nbytes, smallest_nbytes, double timeout_s):
         return Arena(self.arrays.empty(*check_shape_and_dtype(nbytes, "uint8"), timeout_s), smallest_nbytes)
@@ -653,7 +653,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(SHARE)
             raise
-        return self.engine.run_own_steps(self._shared, lengths, numpy_dtype, count, nbytes, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._shared, lengths, numpy_dtype, count, nbytes, timeout_s)
 
     def _shared(self, lengths, dtype, nlocks, nbytes, double timeout_s):
         self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
@@ -841,7 +841,7 @@ cdef class Comm(Messages):
         if self.is_unconfirmed:
             self.close()   # if others shrink, they need not wait for this rank
             raise left_behind(self.own_rank)
-        self.engine.reserve_calls()
+        outer = self.engine.begin_compound(ALONE)
         try:
             failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)
@@ -856,7 +856,7 @@ cdef class Comm(Messages):
                 leave_group(parts, left)
                 raise
         finally:
-            self.engine.release_calls()
+            self.engine.end_compound(outer, None)
         self.close()
         ended_ranks.go_on()
         return left
@@ -922,7 +922,7 @@ cdef class Comm(Messages):
         self.engine.check_idle()
         if self.endpoint.is_messaging:
             raise RuntimeError(f"grow() {MEANWHILE}")
-        larger = self.engine.run_own_steps(self._grow, number, invite, address, timeout_s)
+        larger = self.engine.run_steps(IN_STEPS, self._grow, number, invite, address, timeout_s)
         self.close()
         return larger
 

@@ -8,7 +8,9 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
-from .._core.group cimport BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, bytes_overlap
+from .._core.group cimport (
+    BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, bytes_overlap,
+)
 from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, PathTrials
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,

@@ -12,6 +12,7 @@ from .._core.group cimport ALL_REDUCE, ALL_REDUCE_MANY, Call, fingerprint_of, mi
 from .._core.kernels cimport SR_DTYPES, SR_U8, SR_WIRE_NATIVE
 from .._core.segment cimport SR_CACHE_LINE
 from .._core.timeouts cimport timeout_ns_of
+from .._engine.engine cimport IN_ANY
 from .._engine.queue cimport Task
 from .collectives cimport priority_code
 from .vector cimport VectorCollectives
@@ -199,7 +200,7 @@ cdef class FusedCollectives(VectorCollectives):
         cdef _Members members
         cdef size_t limit
         cdef int dtype
-        cdef bint has_reserved
+        cdef int outer
         check_alone(self)
         try:
             members = members_of(self, arrays, out)
@@ -214,9 +215,10 @@ cdef class FusedCollectives(VectorCollectives):
             self.engine.refuse(ALL_REDUCE_MANY)
             raise
         check_alone(self)   # again: taking the arrays may run Python, and another thread may have begun meanwhile
-        has_reserved = self.engine.reserve_calls_once()
+        outer = self.engine.begin_compound(IN_ANY)
         self.fusing = True
         members.works = [] if async_op else None
+        raised = None
         try:
             if not members.nelements:   # other ranks may have elements, and must not wait for a rank that has none
                 describe_reduction_of(self, &c, SR_U8, "max", timeout, priority)
@@ -227,14 +229,12 @@ cdef class FusedCollectives(VectorCollectives):
                     reduce_all_of_dtype(self, &c, members, limit)
             return issue_all(self, members.works) if async_op else None
         except BaseException as error:
-            if has_reserved:
-                self.engine.end_steps(error)
+            raised = error
             raise
         finally:
             self.fusing = False
             members.works = None   # they keep `members`
-            if has_reserved:
-                self.engine.release_calls()
+            self.engine.end_compound(outer, raised)
 
 
 cdef int check_alone(FusedCollectives comm) except -1:

@@ -4,6 +4,7 @@
 from libc.stdint cimport uint64_t
 
 from .._core.group cimport ALL_GATHER, ALL_GATHER_V, BROADCAST, GATHER_V, SCATTER_V
+from .._engine.engine cimport IN_ANY, IN_STEPS
 from .fused cimport FusedCollectives
 from .objects cimport Slots, as_array, bytes_room, fits_in_slot, frame_in, nbytes_in, pack, unpack
 from .vector cimport run_vector
@@ -46,7 +47,7 @@ cdef class ObjectCollectives(FusedCollectives):
         {'seed': 7}
         """
         frame = self.frame_of(BROADCAST, item, root, False)
-        received = self.engine.run_own_steps(self._broadcast_frame, frame, root, timeout)
+        received = self.engine.run_steps(IN_STEPS, self._broadcast_frame, frame, root, timeout)
         return item if frame is not None else received
 
     def all_gather_object(self, item, *, timeout=None):
@@ -73,7 +74,7 @@ cdef class ObjectCollectives(FusedCollectives):
         ['rank 0', 'rank 1']
         """
         frame = self.frame_of(ALL_GATHER, item, 0, True)
-        return self.engine.run_own_steps(self._all_gather_frames, frame, timeout, may_be_step=True)
+        return self.engine.run_steps(IN_ANY, self._all_gather_frames, frame, timeout)
 
     def gather_object(self, item, root=0, *, timeout=None):
         """Return a list, by rank, of copies of every rank's object on the root; return None on the other ranks.
@@ -99,7 +100,7 @@ cdef class ObjectCollectives(FusedCollectives):
         ['rank 0', 'rank 1']
         """
         frame = self.frame_of(GATHER_V, item, root, True)
-        return self.engine.run_own_steps(self._gather_frames, as_array(frame), root, timeout, may_be_step=True)
+        return self.engine.run_steps(IN_ANY, self._gather_frames, as_array(frame), root, timeout)
 
     def scatter_object(self, items=None, root=0, *, timeout=None):
         """Return a copy of the root's items[rank].
@@ -138,7 +139,7 @@ cdef class ObjectCollectives(FusedCollectives):
         except Exception:
             self.engine.refuse(SCATTER_V)
             raise
-        return self.engine.run_own_steps(self._scatter_frames, frames, root, timeout, may_be_step=True)
+        return self.engine.run_steps(IN_ANY, self._scatter_frames, frames, root, timeout)
 
     # Return the frame of this rank's object, or None if it sends none. Refuse a wrong root or an unpicklable object.
     cdef object frame_of(self, int kind, object item, object root, bint all_give):
@@ -149,7 +150,7 @@ cdef class ObjectCollectives(FusedCollectives):
             self.engine.refuse(kind)
             raise
 
-    # The functions below run as steps of one call. They unpack within it: an exception then ends the communicator.
+    # The functions below run as compound calls. They unpack within them: an exception then ends the communicator.
 
     def _broadcast_frame(self, frame, root, timeout):
         """Return the object in the root's frame on the other ranks, which pass None; None on the root."""

@@ -18,7 +18,7 @@ from .._core.group cimport (
 from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
 from .._core.timeouts cimport timeout_ns_of
-from .._engine.engine cimport Engine
+from .._engine.engine cimport IN_ANY, Engine
 from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
 from .collectives cimport Collectives, signature_of
@@ -263,7 +263,7 @@ cdef object run_vector(Collectives comm, int kind, object x, object root, object
                        object timeout):
     cdef Call c, counts
     cdef _Parts parts
-    cdef bint has_reserved
+    cdef int outer
     memset(&c, 0, sizeof(c))
     c.named = kind
     try:
@@ -278,18 +278,17 @@ cdef object run_vector(Collectives comm, int kind, object x, object root, object
         comm.engine.refuse(kind)
         raise
     describe_counts(comm, &counts, &c, parts)
-    has_reserved = comm.engine.reserve_calls_once()
+    outer = comm.engine.begin_compound(IN_ANY)
     try:
         if async_op:
-            return issue_vector(comm, &counts, &c, parts, out)
-        return run_both(comm, kind, &counts, &c, parts, out)
+            result = issue_vector(comm, &counts, &c, parts, out)
+        else:
+            result = run_both(comm, kind, &counts, &c, parts, out)
     except BaseException as error:
-        if has_reserved:
-            comm.engine.end_steps(error)
+        comm.engine.end_compound(outer, error)
         raise
-    finally:
-        if has_reserved:
-            comm.engine.release_calls()
+    comm.engine.end_compound(outer, None)
+    return result
 
 
 cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts parts, object out):

@@ -9,6 +9,21 @@ from .queue cimport Queue, Task
 from .state cimport LivenessThread, Stalls, State
 
 
+# Kinds of compound calls, several calls that succeed or fail as one. While one runs, other threads cannot call. An
+# inner one is a part of the outer one; RuntimeError if the outer one may not have this part. Between the calls of an
+# IN_STEPS or IN_ANY one, only shmring, signal handlers and unpickled objects make calls.
+#
+#   outer                  inner:  ALONE   IN_STEPS   IN_ANY   STEPS
+#   ALONE, IN_STEPS, IN_ANY        -       -          part     part
+#   STEPS                          -       part       part     part
+cdef enum Nesting:
+    OUTSIDE    # no compound call
+    ALONE      # shrink, stop_trace
+    IN_STEPS   # those that make something or use objects, such as split, empty and broadcast_object
+    IN_ANY     # vector and fused calls, and the object collectives that are used by others
+    STEPS      # Comm.run_steps
+
+
 cdef class Engine(State):
     cdef Queue *queue                     # the calls that run in the background
     cdef readonly object closed_because   # None while open, else the text of the Closed error
@@ -20,9 +35,9 @@ cdef class Engine(State):
     cdef object conns                     # if there are several hosts, else None
     cdef unsigned long thread             # the thread that made it, which usually calls the collectives
     cdef uint64_t nbegun                  # number of calls that this rank has begun, issued or refused
-    cdef uint64_t nbegun_before           # nbegun at the start of the current call of several steps
+    cdef int compound                     # Nesting of the innermost compound call of the thread call_owner
+    cdef uint64_t nbegun_before           # nbegun at the start of the outermost one
     cdef uint64_t nrefused                # nbegun after the last refused call
-    cdef bint call_is_open                # the current call of several steps may make other calls of several steps
     cdef readonly uint64_t blocks_version   # increased when the table of shared blocks changes
     cdef object arrays                    # shared arrays that other ranks write to; None if there are none
     cdef void *traced                     # TraceBuffer, owned; NULL: none. No gc clears it: g.trace points into it
@@ -37,8 +52,8 @@ cdef class Engine(State):
     cdef int give_up_for(self, Call *c, int status) except -1
     cdef int raise_over(self, bint beside=*) except -1
     cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
-    cdef bint reserve_calls_once(self) except -1
-    cdef int end_steps(self, object error) except -1
+    cdef int begin_compound(self, int nesting) except -1
+    cdef int end_compound(self, int outer, object error) except -1
     cdef int blame(self, object error) except -1
     cdef int raise_remote(self, Call *c, int status) except -1
     cdef int poll_abort(self, object seq, bint beside=*) except -1

@@ -328,87 +328,57 @@ cdef class Engine(State):
             pass
         return 0
 
-    # -- calls of several steps --
+    # -- compound calls --
 
-    def reserve_calls(self):
-        """Reserve this communicator's calls for this thread, which begins a call of several steps.
-
-        Until `release_calls`, calls of other threads raise RuntimeError. So does another call of several steps on this
-        thread, which a signal handler might make.
-        """
-        if self.call_owner != 0:
+    # Begin a compound call of this thread, or a part of one; see Nesting. Return the innermost compound call before it,
+    # for end_compound. Raise RuntimeError if it is another thread's, or may not have this part.
+    cdef int begin_compound(self, int nesting) except -1:
+        cdef int outer = self.compound
+        if outer != OUTSIDE and (not self.may_call() or nesting == ALONE
+                                 or (nesting == IN_STEPS and outer != STEPS)):
             raise RuntimeError(state.TAKEN)
-        self.call_owner = <unsigned long> PyThread_get_thread_ident()
-        self.call_is_open = False
-        self.nbegun_before = self.nbegun
-        self.nrefused = ~<uint64_t> 0   # none yet
+        if outer == OUTSIDE:
+            self.call_owner = <unsigned long> PyThread_get_thread_ident()
+            self.nbegun_before = self.nbegun
+            self.nrefused = ~<uint64_t> 0   # none yet
+        if nesting != STEPS or outer == OUTSIDE:
+            self.compound = nesting
+        return outer
 
-    def release_calls(self):
-        """Let all threads make calls again: the call of several steps has ended."""
-        self.call_owner = 0
+    # End what begin_compound has begun. error: the exception that leaves it, or None. Before the first call it has no
+    # effect. After that, other ranks wait in the next call or have made others, so the communicator ends, unless all
+    # ranks raise the same exception. All ranks raise shmring's own errors, refused arguments, and exceptions that are
+    # marked as agreed.
+    cdef int end_compound(self, int outer, object error) except -1:
+        try:
+            if (error is not None and outer == OUTSIDE and self.nbegun != self.nbegun_before
+                    and self.nbegun != self.nrefused and not isinstance(error, Error)
+                    and not getattr(error, "shmring_agreed", False)):
+                self.end_by(error)
+        finally:
+            self.compound = outer
+            if outer == OUTSIDE:
+                self.call_owner = 0
+        return 0
 
-    # As reserve_calls, for a call that may itself be a step of a larger call. Return False if it is a step; the caller
-    # then must not call release_calls.
-    cdef bint reserve_calls_once(self) except -1:
-        if self.call_owner != 0 and self.may_call():
-            return False
-        self.reserve_calls()
-        return True
-
-    def run_steps(self, function, *arguments, bint begun=False, **keywords):
-        """Run function(*arguments, **keywords), which makes several calls, as one call. See `end_steps`.
+    def run_steps(self, int nesting, function, *arguments, bint begun=False, **keywords):
+        """Run function(*arguments, **keywords), which makes several calls, as one compound call.
 
         begun: an exception ends the communicator even before the first call, since the function has changed something
-        else, or earlier steps were made before by another call of run_steps.
+        else, or earlier calls were made before by another call of run_steps.
         """
-        cdef bint has_reserved = self.reserve_calls_once()
-        if has_reserved:
-            self.call_is_open = True
+        cdef int outer = self.begin_compound(nesting)
+        if outer == OUTSIDE:
             self.nbegun_before -= begun
         try:
-            return function(*arguments, **keywords)
+            result = function(*arguments, **keywords)
         except BaseException as error:
-            if has_reserved:
-                self.end_steps(error)
-            elif begun and self.nbegun_before == self.nbegun:
-                self.nbegun_before -= 1   # for the larger call
+            if outer != OUTSIDE and begun and self.nbegun_before == self.nbegun:
+                self.nbegun_before -= 1   # for the outer call
+            self.end_compound(outer, error)
             raise
-        finally:
-            if has_reserved:
-                self.release_calls()
-
-    def run_own_steps(self, function, *arguments, bint may_be_step=False):
-        """As run_steps, for shmring's own calls of several steps.
-
-        If this thread is between the steps of another such call, raise RuntimeError: only a signal handler makes a call
-        there. may_be_step: this call may be a step of the other one, and does not raise.
-        """
-        cdef bint was_open = self.call_is_open
-        cdef bint is_step = self.call_owner != 0 and self.may_call() and (was_open or may_be_step)
-        if not is_step:
-            self.reserve_calls()
-        self.call_is_open = False
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            if not is_step:
-                self.end_steps(error)
-            raise
-        finally:
-            self.call_is_open = was_open
-            if not is_step:
-                self.release_calls()
-
-    # Call this with each exception that leaves a call of several steps. An exception before the first step has no
-    # effect. After the first step, other ranks wait in the next step or have made other calls, so the communicator
-    # ends, unless all ranks raise the same exception. All ranks raise shmring's own errors, refused arguments, and
-    # exceptions that are marked as agreed.
-    cdef int end_steps(self, object error) except -1:
-        if self.nbegun == self.nbegun_before or self.nbegun == self.nrefused:
-            return 0
-        if isinstance(error, Error) or getattr(error, "shmring_agreed", False):
-            return 0
-        return self.end_by(error)
+        self.end_compound(outer, None)
+        return result
 
     # Report the end of a connection to another host. The rank that ended it may have sent a notification of the reason.
     cdef int raise_remote(self, Call *c, int status) except -1:
@@ -861,11 +831,11 @@ cdef class Engine(State):
             self.set_trace(None)
             return
         self.check_idle()
-        self.reserve_calls()   # no other thread may begin a call, which would write a slice after the end
+        outer = self.begin_compound(ALONE)   # no other thread may begin a call, which would write a slice after the end
         try:
             self.set_trace(None)
         finally:
-            self.release_calls()
+            self.end_compound(outer, None)
 
     cdef int set_trace(self, TraceBuffer buffer) except -1:
         # A thread may have the stepper for a whole call, so others get the GIL meanwhile. This thread never waits for

@@ -22,7 +22,7 @@ cdef int world_number(Group *g, int rank) noexcept nogil
 cdef class State:
     cdef Group g
     cdef readonly double timeout_s        # default timeout of every call, in seconds
-    cdef unsigned long call_owner         # the thread inside a call of several steps; 0: none is
+    cdef unsigned long call_owner         # the thread in a compound call; 0: none is
     cdef object segment                   # keeps the mapping alive
     cdef readonly Flight flight           # reads the records of all ranks, for errors
     cdef object notifications             # of ranks of other hosts; None if there is one host

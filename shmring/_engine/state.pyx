@@ -284,9 +284,9 @@ cdef class State:
         offset[0] = begin - own
         return True
 
-    # -- calls of several steps --
+    # -- compound calls --
 
-    # True if this thread may make calls: a thread that has entered a call of several steps excludes other threads.
+    # True if this thread may make calls: a thread in a compound call excludes other threads.
     cdef bint may_call(self) noexcept:
         return self.call_owner == 0 or self.call_owner == <unsigned long> PyThread_get_thread_ident()
 

@@ -150,7 +150,7 @@ def begin(
     """Collective over the ranks of `local_sockets`: return the parts on every rank, or raise on every rank.
 
     timeout_s: default of every later call. deadline: of the exchange of descriptors; each later step may take
-    the whole timeout, as in other calls of several steps. If the ranks have a `parent`, its measurements of
+    the whole timeout, as in other compound calls. If the ranks have a `parent`, its measurements of
     distance and CPU competition are used: all its ranks compete, in whatever group.
     If a rank fails before every rank is ready, the other ranks are notified and raise too.
     """

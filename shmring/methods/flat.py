@@ -1,4 +1,4 @@
-"""Tools of the methods: views of one flat array, functions that run as one call, aborting, checks, agreement.
+"""Tools of the methods: views of one flat array, compound calls, aborting, checks, agreement.
 
 This module uses only a communicator's public API.
 """

@@ -133,7 +133,7 @@ cdef class Context:
         return number
 
     def lock_of(self, key):
-        """Return the lock of a key, for calls of several steps while there are several threads."""
+        """Return the lock of a key, for compound calls while there are several threads."""
         raise NotImplementedError
 
     def failure(self, code, reason):

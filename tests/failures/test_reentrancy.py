@@ -203,7 +203,7 @@ def test_a_handler_that_calls_the_communicator_is_refused(world_of, tmp_path, na
 
 
 def handle_while_arrays_are_made(comm, handled_path):
-    """In a call of several steps another one is refused as well."""
+    """In a compound call another one is refused as well."""
     messages = []
 
     def handler(*_):

@@ -277,8 +277,8 @@ def test_a_process_has_one_thread_in_the_background(tmp_path):
     assert ran.stdout == "1\n", ran.stderr
 
 
-# While this thread starts the thread in the background, another one closes the communicator, or begins a call
-# of several steps.
+# While this thread starts the thread in the background, another one closes the communicator, or begins a
+# compound call.
 MEANWHILE = """
 import sys, threading
 import numpy as np, shmring
