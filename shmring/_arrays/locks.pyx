@@ -116,7 +116,7 @@ cdef class Locks:
     cdef int check_usable(self) except -1:
         self.engine.check_open()
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
-            self.engine.raise_over(beside=True)
+            self.engine.raise_abort_error(beside=True)
         return 0
 
     cdef int acquire(self, int index, double timeout_s) except -1:
@@ -165,7 +165,7 @@ cdef class Locks:
                         end_wait(g, SR_WAIT_LOCK)
                     raise
             elif status == ABORTED:
-                self.engine.raise_over(beside=True)
+                self.engine.raise_abort_error(beside=True)
             elif status == LATE:
                 self.raise_late(owner, index, timeout_s)
             elif status != DONE:
@@ -186,7 +186,8 @@ cdef class Locks:
         if status == DEAD:
             how = procfs.how_it_ended(*self.engine.flight.liveness_of(owner))
         did = "accessed" if self.of_blocks else "held"
-        self.engine.report(RankFailed(f"rank {owner} {how} while it {did} {self.name_of(index)}", rank=owner))
+        text = f"rank {owner} {how} while it {did} {self.name_of(index)}"
+        self.engine.abort_outside_call(RankFailed(text, rank=owner))
         return 0
 
     # Return the name of a lock in errors. A stripe is the lock of several blocks, so its number means nothing.

@@ -703,7 +703,7 @@ cdef class Collectives:
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
             self.segment.populate(offset, nbytes)
         except BaseException as error:
-            self.engine.end_by(error, True, False, b"allocating its staging buffer")
+            self.engine.abort_by_exception(error, True, False, b"allocating its staging buffer")
             raise
         self.staging_ready = True
         return 0

@@ -334,7 +334,7 @@ cdef class Comm(Messages):
                                            self.settings, self.engine.timeout_s)
             return self.group_of(parts, ranks)
         except BaseException as error:   # the others wait until this rank comes, or until this communicator ends
-            self.engine.end_by(error, False, True, b"making a group of some ranks")
+            self.engine.abort_by_exception(error, False, True, b"making a group of some ranks")
             raise
 
     # Copy the settings that a user may change to a communicator that replaces this one. Its engine has the timeout.
@@ -961,7 +961,7 @@ cdef class Comm(Messages):
         if self.engine.flight.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
         try:
-            self.engine.raise_over()
+            self.engine.raise_abort_error()
         except Timeout as error:
             named = error.rank
         except Error:
@@ -1045,7 +1045,7 @@ cdef class Comm(Messages):
         try:
             if not leaves_in_order and self.engine.closed_because is None and self.engine.flight.abort_report() is None:
                 # The other ranks must not wait for a rank that left during a call.
-                self.engine.end_by(error, True, True)
+                self.engine.abort_by_exception(error, True, True)
         finally:
             self.close()
 

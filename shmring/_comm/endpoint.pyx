@@ -102,7 +102,7 @@ cdef class Endpoint:
         if self.is_messaging:
             raise RuntimeError("another thread is sending or receiving on this communicator; give each thread its own")
         if sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
-            self.engine.raise_over(beside=True)
+            self.engine.raise_abort_error(beside=True)
         self.is_messaging = True   # before any code that may run Python, and so let another thread in
         try:
             if self.matching.peer == NULL:
@@ -545,7 +545,7 @@ cdef class Endpoint:
                 snprintf(doing, sizeof(doing), b"in the middle of a send to rank %d", message.peer)
             else:
                 snprintf(doing, sizeof(doing), b"in the middle of a message from rank %d", message.source)
-            self.engine.end_by(error, False, True, doing)
+            self.engine.abort_by_exception(error, False, True, doing)
         return 0
 
     # -- errors --
@@ -564,13 +564,13 @@ cdef class Endpoint:
             if culprit == self.matching.rank:
                 what_was = f"waited {timeout_ns * 1e-9:g} s in vain in {wanted}"
             did = failures.describe_doing(self.engine, number)
-            self.engine.give_up(SR_TIMED_OUT, number, None, f"{what_was}; {did}", op)
+            self.engine.abort_with(SR_TIMED_OUT, number, None, f"{what_was}; {did}", op)
         elif status == DEAD:
-            self.engine.give_up(SR_RANK_FAILED, number, None, self.cause_of_death(culprit), op)
+            self.engine.abort_with(SR_RANK_FAILED, number, None, self.cause_of_death(culprit), op)
         elif status == LEFT:
-            self.engine.give_up(SR_RANK_FAILED, number, None,
-                                f"closed the communicator before rank {self.matching.rank}'s {wanted} was complete", op)
-        self.engine.raise_over(beside=True)
+            left = f"closed the communicator before rank {self.matching.rank}'s {wanted} was complete"
+            self.engine.abort_with(SR_RANK_FAILED, number, None, left, op)
+        self.engine.raise_abort_error(beside=True)
         return 0
 
     cdef str cause_of_death(self, int rank):
@@ -583,8 +583,8 @@ cdef class Endpoint:
     cdef int raise_damaged(self, int source) except -1:
         is_local = self.matching.peer[source].channel == NULL
         cause = "its message ring is damaged" if is_local else failures.DAMAGED
-        self.engine.give_up(SR_RANK_FAILED, self.number_in_engine(source), None, cause)
-        self.engine.raise_over(beside=True)
+        self.engine.abort_with(SR_RANK_FAILED, self.number_in_engine(source), None, cause)
+        self.engine.raise_abort_error(beside=True)
         return 0
 
 

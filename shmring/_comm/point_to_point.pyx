@@ -684,7 +684,7 @@ cdef class Messages(ObjectCollectives):
             return (item, status_of(message)) if with_status else item
         except BaseException as error:
             if not isinstance(error, Exception) or isinstance(error, MemoryError):   # else it cannot be unpickled
-                self.engine.end_by(error, False, True)
+                self.engine.abort_by_exception(error, False, True)
             raise
 
     cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1:
@@ -799,7 +799,7 @@ cdef class Messages(ObjectCollectives):
             return self.result_of(message)
         except BaseException as error:
             if message.failure == NO_FAILURE:
-                self.engine.end_by(error, False, True)
+                self.engine.abort_by_exception(error, False, True)
             raise
 
     cdef object result_of(self, Message *message):

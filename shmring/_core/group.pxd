@@ -426,8 +426,8 @@ cdef inline bint all_reached(Group *g, int which, uint64_t target, int *peer) no
 
 
 # Set the abort word unless it is set, and wake all ranks that sleep.
-cdef inline void report_abort(sr_header *header, int cause, int culprit, int reporter,
-                              const sr_report *report) noexcept nogil:
+cdef inline void set_abort(sr_header *header, int cause, int culprit, int reporter,
+                           const sr_report *report) noexcept nogil:
     cdef uint32_t rank
     if sr_flag_load(&header.abort) == SR_NO_ABORT:
         sr_layout_lane(header, reporter).report = report[0]

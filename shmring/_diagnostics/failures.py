@@ -117,7 +117,7 @@ def describe_remote_mismatch(
     return text + (_LOOK_ALIKE if own == other or are_elections else "")
 
 
-def end(engine: Engine, *, beside: bool = False) -> Error:
+def prepare_abort_error(engine: Engine, *, beside: bool = False) -> Error:
     """Report the abort word to other hosts, make this rank's arrays private, and return the error to raise.
 
     beside: the calling thread may not be that of the collectives. This function may be called again.

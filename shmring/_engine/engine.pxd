@@ -49,17 +49,17 @@ cdef class Engine(State):
     cdef int publish_refusal(self, int kind) except -1
     cdef int complete(self, Call *c) except -1
     cdef int raise_for_status(self, Call *c, int status) except -1
-    cdef int give_up_for(self, Call *c, int status) except -1
-    cdef int raise_over(self, bint beside=*) except -1
-    cdef int end_by(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
+    cdef int abort_for_status(self, Call *c, int status) except -1
+    cdef int raise_abort_error(self, bint beside=*) except -1
+    cdef int abort_by_exception(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
     cdef int begin_compound(self, int nesting) except -1
     cdef int end_compound(self, int outer, object error) except -1
-    cdef int blame(self, object error) except -1
-    cdef int raise_remote(self, Call *c, int status) except -1
+    cdef int abort_for_rank_in(self, object error) except -1
+    cdef int abort_for_remote(self, Call *c, int status) except -1
     cdef int poll_abort(self, object seq, bint beside=*) except -1
     cdef int compare_calls(self, Call *c) except -1
     cdef int await_better_report(self, Call *c, int culprit) except -1
-    cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=*) except -1
+    cdef int abort_with(self, int cause, int culprit, object seq, str reason, str op=*) except -1
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
                        uint64_t signature=*) except -1

@@ -18,7 +18,7 @@ from .._core.core_distance cimport enter_ping, step_ping_call
 from .._core.group cimport (
     ALLOCATE, ALL_REDUCE, BLOCKED, BROADCAST, DEAD, DONE, LATE, LEFT, LOST, MISMATCHED, PING, REMOTE_MISMATCH,
     SIGNALLED, UNDESCRIBED, UNREADABLE, Block, Call, Group, Stats, check_liveness, fingerprint_of, is_before,
-    record_call, report_abort, set_far,
+    record_call, set_abort, set_far,
 )
 from .._core.kernels cimport SR_BOR, SR_MIN, SR_SUM, SR_U8, sr_float_env, sr_float_env_enter, sr_float_env_leave
 from .._core.segment cimport (
@@ -256,37 +256,37 @@ cdef class Engine(State):
                 self.poll_abort(c.seq)
                 self.compare_calls(c)
                 return 0
-            self.give_up_for(c, status)
+            self.abort_for_status(c, status)
         except BaseException as error:
             if self.closed_because is not None:
                 raise
             if status == SIGNALLED:
                 end_call(g, SR_RAISED)
-            self.end_by(error)
+            self.abort_by_exception(error)
             raise
-        self.raise_over()
+        self.raise_abort_error()
         return 0
 
     # Report the error of a call that ended with this status.
-    cdef int give_up_for(self, Call *c, int status) except -1:
+    cdef int abort_for_status(self, Call *c, int status) except -1:
         cdef Group *g = &self.g
         cdef int culprit = c.awaited.rank
         seq = c.seq
         if status == LOST or status == REMOTE_MISMATCH:
-            self.raise_remote(c, status)
+            self.abort_for_remote(c, status)
         elif status == MISMATCHED:
-            self.give_up(SR_MISMATCHED, culprit, c.mismatch_seq, "")
+            self.abort_with(SR_MISMATCHED, culprit, c.mismatch_seq, "")
         elif status == LATE:
             if g.inter != NULL:
                 culprit = failures.late_in_the_end(self, most_suspect(self, c))
                 self.await_better_report(c, culprit)
-            self.give_up(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
+            self.abort_with(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:
-            self.give_up(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.flight.liveness_of(culprit)))
+            self.abort_with(SR_RANK_FAILED, culprit, seq, procfs.how_it_ended(*self.flight.liveness_of(culprit)))
         elif status == LEFT:
-            self.give_up(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
+            self.abort_with(SR_RANK_FAILED, culprit, seq, failures.CLOSED_IT)
         elif status == UNREADABLE:
-            self.give_up(SR_ABORTED, g.rank, seq, failures.describe_unreadable(culprit, c.error))
+            self.abort_with(SR_ABORTED, g.rank, seq, failures.describe_unreadable(culprit, c.error))
         return 0
 
     # -- the end --
@@ -294,12 +294,12 @@ cdef class Engine(State):
     # Raise the error of the abort word, the same on every rank of this host. Before that, notify the other hosts and
     # make this rank's shared arrays private. If a signal handler raises meanwhile, its exception is raised instead,
     # after both. beside: this thread may not be that of the collectives.
-    cdef int raise_over(self, bint beside=False) except -1:
+    cdef int raise_abort_error(self, bint beside=False) except -1:
         cdef int _attempt
         error = interrupt = None
         for _attempt in range(ATTEMPTS):
             try:
-                error = failures.end(self, beside=beside)
+                error = failures.prepare_abort_error(self, beside=beside)
                 break
             except BaseException as raised:
                 interrupt = raised
@@ -309,9 +309,10 @@ cdef class Engine(State):
 
     # End the communicator on all ranks because `error` was raised here. The abort word is set and the queue is emptied
     # before any Python code runs, so a second exception, as of a second signal, cannot prevent it. in_call: the error
-    # was raised in a collective, whose name and number go into the report. beside: see raise_over. doing: another
-    # description of this rank's action, or NULL.
-    cdef int end_by(self, object error, bint in_call=True, bint beside=False, const char *doing=NULL) except -1:
+    # was raised in a collective, whose name and number go into the report. beside: see raise_abort_error. doing:
+    # another description of this rank's action, or NULL.
+    cdef int abort_by_exception(self, object error, bint in_call=True, bint beside=False,
+                                const char *doing=NULL) except -1:
         cdef sr_report report
         if self.closed_because is not None:
             return 0
@@ -320,10 +321,10 @@ cdef class Engine(State):
             return 0
         begin_report(&self.g, &report, in_call, self.g.seq)
         describe_raised(error, world_number(&self.g, self.g.rank), doing, report.reason)
-        report_abort(self.g.header, SR_ABORTED, self.g.rank, self.g.rank, &report)
+        set_abort(self.g.header, SR_ABORTED, self.g.rank, self.g.rank, &report)
         finish_all(self.queue)
         try:
-            self.raise_over(beside)
+            self.raise_abort_error(beside)
         except Error:   # the other ranks raise it; this rank raises `error`
             pass
         return 0
@@ -354,7 +355,7 @@ cdef class Engine(State):
             if (error is not None and outer == OUTSIDE and self.nbegun != self.nbegun_before
                     and self.nbegun != self.nrefused and not isinstance(error, Error)
                     and not getattr(error, "shmring_agreed", False)):
-                self.end_by(error)
+                self.abort_by_exception(error)
         finally:
             self.compound = outer
             if outer == OUTSIDE:
@@ -381,7 +382,7 @@ cdef class Engine(State):
         return result
 
     # Report the end of a connection to another host. The rank that ended it may have sent a notification of the reason.
-    cdef int raise_remote(self, Call *c, int status) except -1:
+    cdef int abort_for_remote(self, Call *c, int status) except -1:
         cdef int rank
         if status == REMOTE_MISMATCH:
             await_same_call(self, c)
@@ -390,18 +391,18 @@ cdef class Engine(State):
             self.poll_abort(c.seq)
         elif status == REMOTE_MISMATCH:
             text = failures.describe_remote_mismatch(self, rank, *mismatched_calls(self))
-            self.give_up(SR_MISMATCHED, c.awaited.rank, c.seq, text)
+            self.abort_with(SR_MISMATCHED, c.awaited.rank, c.seq, text)
         elif self.notifications.channels.has_left(rank):
-            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
+            self.abort_with(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.CLOSED_IT)
         else:
-            self.give_up(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.describe_lost(c.error))
+            self.abort_with(SR_RANK_FAILED, c.awaited.rank, c.seq, failures.describe_lost(c.error))
         return 0
 
-    # End the communicator if a rank of another host has ended it. beside: see raise_over.
+    # End the communicator if a rank of another host has ended it. beside: see raise_abort_error.
     cdef int poll_abort(self, object seq, bint beside=False) except -1:
         if self.notifications is not None and self.notifications.poll() is not None:
-            self.give_up(SR_REMOTE_ABORT, self.g.rank, seq, str(self.notifications.error))
-            self.raise_over(beside)
+            self.abort_with(SR_REMOTE_ABORT, self.g.rank, seq, str(self.notifications.error))
+            self.raise_abort_error(beside)
         return 0
 
     # Raise Mismatch if a rank of another host waits in a different call.
@@ -409,8 +410,8 @@ cdef class Engine(State):
         found = find_remote_mismatch(self, c)
         if found is not None:
             text = failures.describe_remote_mismatch(self, *found, None)
-            self.give_up(SR_MISMATCHED, remote(&self.g, found[0]), c.seq, text)
-            self.raise_over()
+            self.abort_with(SR_MISMATCHED, remote(&self.g, found[0]), c.seq, text)
+            self.raise_abort_error()
         return 0
 
     def remote_call(self, int rank):
@@ -435,18 +436,18 @@ cdef class Engine(State):
             time.sleep(0.005)
         return 0
 
-    cdef int give_up(self, int cause, int culprit, object seq, str reason, str op=None) except -1:
+    cdef int abort_with(self, int cause, int culprit, object seq, str reason, str op=None) except -1:
         cdef sr_report report = self.report_of(seq, reason, op)
-        report_abort(self.g.header, cause, culprit, self.g.rank, &report)
+        set_abort(self.g.header, cause, culprit, self.g.rank, &report)
         return 0
 
     def abort(self, str reason):
         """End the communicator for the caller: every rank raises Aborted with this reason."""
         self.check_open()
-        self.give_up(SR_ABORTED, self.g.rank, self.g.seq, reason)
+        self.abort_with(SR_ABORTED, self.g.rank, self.g.seq, reason)
         if self.notifications is not None:
             try:
-                self.raise_over(beside=True)
+                self.raise_abort_error(beside=True)
             except Error:
                 pass
 
@@ -495,7 +496,7 @@ cdef class Engine(State):
         """Return the address of the host of a rank; None for a local rank. Numbers as in `world_rank`."""
         return self.notifications.address_of(rank - self.g.size) if rank >= self.g.size else None
 
-    def report(self, error):
+    def abort_outside_call(self, error):
         """End the communicator because of an error outside any call.
 
         If the error is a `shmring.Error`, raise the error that all ranks raise.
@@ -504,19 +505,19 @@ cdef class Engine(State):
             return
         try:
             if isinstance(error, (RankFailed, Timeout)) and error.rank is not None:
-                self.blame(error)
+                self.abort_for_rank_in(error)
         except BaseException as raised:
-            self.end_by(raised)
+            self.abort_by_exception(raised)
             raise
-        self.end_by(error)
+        self.abort_by_exception(error)
         if isinstance(error, Error):
-            self.raise_over()
+            self.raise_abort_error()
 
-    cdef int blame(self, object error) except -1:
+    cdef int abort_for_rank_in(self, object error) except -1:
         cause = SR_RANK_FAILED if isinstance(error, RankFailed) else SR_TIMED_OUT
         reason = str(error).removeprefix(f"rank {error.rank} ")
         reason += f"; {failures.describe_doing(self, error.rank)}" if cause == SR_TIMED_OUT else ""
-        return self.give_up(cause, error.rank, self.g.seq, reason)
+        return self.abort_with(cause, error.rank, self.g.seq, reason)
 
     cdef int refuse(self, int kind) except -1:
         """Publish that this rank refused a call because of a wrong argument, so that other ranks do not wait for it.
@@ -535,7 +536,7 @@ cdef class Engine(State):
     cdef int publish_refusal(self, int kind) except -1:
         error = sys.exc_info()[1]
         if isinstance(error, MemoryError) and not isinstance(error, Error):
-            return self.end_by(error)
+            return self.abort_by_exception(error)
         cdef Issued refusal = Issued()
         cdef Call *c = &refusal.task.call
         self.describe_refusal(c, kind)
@@ -611,7 +612,7 @@ cdef class Engine(State):
             self.wait_for(&task, NEVER_NS)
         except BaseException as error:
             if sr_flag_load(&task.number) != 0:   # the task is on this stack and must not stay in the queue
-                self.end_by(error)
+                self.abort_by_exception(error)
             raise
         finally:
             reap(self.queue)
@@ -653,7 +654,7 @@ cdef class Engine(State):
                 return False
         reap(q)   # the progress thread may sleep, and would keep the arrays of this call
         if task.status != DONE:
-            self.raise_over()
+            self.raise_abort_error()
         return True
 
     # Describe the oldest call, if it could not be described when it was issued. Return False if it needs no
@@ -668,7 +669,7 @@ cdef class Engine(State):
         try:
             issued.describe()
         except BaseException as error:   # otherwise the call would stay in this state forever
-            self.end_by(error)
+            self.abort_by_exception(error)
             raise
         sr_flag_set(&task.description, DESCRIBED)
         return True
@@ -712,7 +713,7 @@ cdef class Engine(State):
                 self.stalls.warn_if_due(self, SR_WAIT_CALL)
         except BaseException as error:
             try:
-                self.end_by(error)
+                self.abort_by_exception(error)
             except BaseException:
                 pass
         reap(self.queue)
@@ -721,7 +722,7 @@ cdef class Engine(State):
         """Raise if the communicator is closed or has ended, or if another thread is inside a call of it."""
         self.check_idle()
         if sr_flag_load(&self.g.header.abort) != SR_NO_ABORT:
-            self.raise_over()
+            self.raise_abort_error()
 
     def poll(self):
         """As `check`, and raise if a rank has died. For waits outside of any call."""
@@ -732,14 +733,14 @@ cdef class Engine(State):
         check_liveness(g)
         for rank in range(g.size):
             if rank != g.rank and sr_liveness_died(&g.lane[rank].liveness):
-                self.give_up(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.flight.liveness_of(rank)))
-                self.raise_over()
+                self.abort_with(SR_RANK_FAILED, rank, g.seq, procfs.how_it_ended(*self.flight.liveness_of(rank)))
+                self.raise_abort_error()
         for rank in range(self.world_size if g.inter != NULL else 0):
             if (inter_of(g).conn[rank] != NULL and self.notifications.channels.has_ended(rank)
                     and not self.notifications.channels.has_left(rank)):
                 cause = failures.describe_lost(self.notifications.channels.error_of(rank))
-                self.give_up(SR_RANK_FAILED, remote(g, rank), g.seq, cause)
-                self.raise_over()
+                self.abort_with(SR_RANK_FAILED, remote(g, rank), g.seq, cause)
+                self.raise_abort_error()
 
     # Run a tiny call of the engine's own, for start-up and agreements.
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,

@@ -296,7 +296,7 @@ def _introduce(
     except BaseException as error:
         if own is not None:
             own.close()
-        engine.report(error)
+        engine.abort_outside_call(error)
         raise
     if own is not None:
         own.close()

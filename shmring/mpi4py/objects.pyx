@@ -261,7 +261,7 @@ cdef object loaded(Context context, object data, bint beside):
 # repeated; and other ranks may make its second step. beside: this thread may not be that of the collectives.
 cdef int end_after(Context context, object error, bint beside) except -1:
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
-        context.own_comm.engine.end_by(error, False, beside)
+        context.own_comm.engine.abort_by_exception(error, False, beside)
     return 0
 
 

@@ -1,4 +1,4 @@
-/* The abort word: src/sync/abort.h, report_abort of shmring/_core/group.pxd, and the sleeps that load the word. The
+/* The abort word: src/sync/abort.h, set_abort of shmring/_core/group.pxd, and the sleeps that load the word. The
    first report counts, all ranks see the same word and its whole report, and no rank sleeps on. No sleep has a limit
    here, so a lost wake-up is a state without end. Read it together with sr_abort_set and with sleep_local of
    shmring/_engine/wait.pyx.
@@ -52,7 +52,7 @@ end:
     od
 }
 
-/* report_abort */
+/* set_abort */
 proctype reporter(byte me)
 {
     byte i, old, seen;
