@@ -10,7 +10,7 @@ cdef class PendingMessage:
     cdef Message message
     cdef Operand operand
     cdef object kept             # during the transfer: the array and the owner of its memory
-    cdef bint is_over            # the transfer is complete and has released them
+    cdef bint is_released        # the transfer is complete and has released them
 
     cdef void release_arrays(self) noexcept
 

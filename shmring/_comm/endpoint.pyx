@@ -68,7 +68,7 @@ cdef class PendingMessage:
         release(&self.operand)
 
     cdef void release_arrays(self) noexcept:
-        self.is_over = True
+        self.is_released = True
         release(&self.operand)
         self.kept = None
 

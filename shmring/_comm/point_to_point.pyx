@@ -840,7 +840,7 @@ cdef class Transfer(PendingMessage):
             If the communicator has ended, or a rank that the transfer needs has died or left, as `wait`. There is no
             timeout.
         """
-        if not self.is_over:
+        if not self.is_released:
             self.endpoint.begin()
             try:
                 is_complete = self.endpoint.poll_message(&self.message, True)
@@ -873,7 +873,7 @@ cdef class Transfer(PendingMessage):
             As `recv`.
         """
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns if timeout is None else wait_ns_of(timeout)
-        if not self.is_over:
+        if not self.is_released:
             self.endpoint.begin()
             try:
                 self.endpoint.wait_complete(&self.message, timeout_ns, timeout is None)
@@ -917,7 +917,7 @@ cdef class Transfer(PendingMessage):
             If the communicator has ended.
         """
         cdef bint is_withdrawn
-        if self.is_over:
+        if self.is_released:
             return self.message.state == WITHDRAWN
         self.endpoint.begin()
         try:
@@ -954,12 +954,12 @@ cdef class Transfer(PendingMessage):
         """Raise as `wait` does after the communicator's timeout, if `waited_s` has reached it."""
         cdef uint64_t timeout_ns = self.comm.default_timeout_ns
         cdef int culprit = self.endpoint.matching.rank if self.message.peer == ANY else self.message.peer
-        if not self.is_over and waited_s * 1e9 >= timeout_ns:
+        if not self.is_released and waited_s * 1e9 >= timeout_ns:
             self.endpoint.raise_for(LATE, &self.message, culprit, timeout_ns, True)
 
     def __repr__(self):
         progress = "not complete"
-        if self.is_over:
+        if self.is_released:
             progress = "cancelled" if self.message.state == WITHDRAWN else "complete"
         return f"<shmring.Transfer: {pattern_text(&self.message)}, {progress}>"
 

@@ -196,9 +196,9 @@ cdef class Engine(State):
         return self.check_open()
 
     cdef int prepare_to_begin(self, Call *c) except -1:
-        cdef bint is_over = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
-        if self.closed_because is not None or self.busy or self.call_owner != 0 or is_over:
-            if (is_over and self.closed_because is None and not self.busy and self.may_call()
+        cdef bint is_aborted = SR_CHECKS and sr_flag_load(&self.g.header.abort) != SR_NO_ABORT
+        if self.closed_because is not None or self.busy or self.call_owner != 0 or is_aborted:
+            if (is_aborted and self.closed_because is None and not self.busy and self.may_call()
                     and self.g.recorded.seq != self.g.seq + 1):
                 # Record the call: the error of a mismatch on other ranks shows it. A call over several hosts that ended
                 # before its first local step has its record already.
