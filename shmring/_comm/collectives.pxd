@@ -24,7 +24,7 @@ cdef class Collectives:
     cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
                            object async_op, object timeout, object how)
     cdef Work new_work(self)
-    cdef int drive(self, Call *c) except -1
+    cdef int run_call(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
     cdef object out_of(self, int kind, object x, int root, object out, object like)
@@ -52,7 +52,7 @@ cdef class Plan:
 
     cdef object prepare(self, Collectives comm, int kind, object x, object op, object root, object out, object like,
                         object algorithm, object timeout, object how)
-    cdef int run(self) except -1
+    cdef int run_call(self) except -1
     cdef Work issue(self)
     cdef int find_shared_again(self) except -1
 

@@ -624,7 +624,7 @@ cdef class Collectives:
             _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
             c.out_is_new = out is not given
             is_described = True
-            self.drive(&c)
+            self.run_call(&c)
         except Exception as error:
             if not is_described:
                 self.engine.refuse(kind)
@@ -683,9 +683,9 @@ cdef class Collectives:
         work.engine = self.engine
         return work
 
-    cdef int drive(self, Call *c) except -1:
+    cdef int run_call(self, Call *c) except -1:
         self.prepare_staging(c)
-        return self.engine.drive(c)
+        return self.engine.run_call(c)
 
     cdef inline int prepare_staging(self, Call *c) except -1:
         if not self.staging_ready and (c.x_nbytes > SR_PAYLOAD_NBYTES or c.algorithm != AUTO
@@ -697,7 +697,7 @@ cdef class Collectives:
     cdef int allocate_staging(self) except -1:
         cdef const Group *g = &self.engine.g
         if self.engine.closed_because is not None:
-            return 0   # drive raises Closed
+            return 0   # run_call raises Closed
         offset, nbytes = sr_layout_staging_offset(g.size, g.staging_nbytes, g.rank), g.staging_nbytes
         try:
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
@@ -991,14 +991,14 @@ cdef class Plan:
         """
         if self.in_background:
             return self.issue()
-        self.run()
+        self.run_call()
         return self.result
 
     @cython.nonecheck(True)   # Plan.__new__ alone makes a plan without a communicator
-    cdef int run(self) except -1:
+    cdef int run_call(self) except -1:
         if self.blocks_version != self.comm.engine.blocks_version:
             self.find_shared_again()
-        return self.comm.engine.drive(&self.c)
+        return self.comm.engine.run_call(&self.c)
 
     # Look the arrays up again: the set of shared blocks has changed since the call was described.
     cdef int find_shared_again(self) except -1:

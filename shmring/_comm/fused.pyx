@@ -348,7 +348,7 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
     c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
     comm.engine.g.choose_algorithm(&comm.engine.g, c)
     if members.works is None:
-        return comm.drive(c)
+        return comm.run_call(c)
     work = comm.new_work()
     comm.prepare_staging(c)
     work.task.call = c[0]

@@ -292,7 +292,7 @@ cdef object run_vector(Collectives comm, int kind, object x, object root, object
 
 
 cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts parts, object out):
-    comm.drive(counts)
+    comm.run_call(counts)
     check_counts(comm, c, parts)
     try:
         result = describe_taken(comm, c, parts, out)
@@ -304,7 +304,7 @@ cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts p
     else:
         if not comm.staging_ready:
             comm.allocate_staging()
-        comm.drive(c)
+        comm.run_call(c)
     return result
 
 

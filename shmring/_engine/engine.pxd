@@ -44,10 +44,10 @@ cdef class Engine(State):
     cdef object __weakref__
 
     cdef int set_trace(self, TraceBuffer buffer) except -1
-    cdef int drive(self, Call *c) except -1
+    cdef int run_call(self, Call *c) except -1
     cdef int refuse(self, int kind) except -1
     cdef int publish_refusal(self, int kind) except -1
-    cdef int complete(self, Call *c) except -1
+    cdef int run_without_gil(self, Call *c) except -1
     cdef int raise_for_status(self, Call *c, int status) except -1
     cdef int abort_for_status(self, Call *c, int status) except -1
     cdef int raise_abort_error(self, bint beside=*) except -1
@@ -68,7 +68,7 @@ cdef class Engine(State):
     cdef void set_linger(self, uint64_t ns) noexcept
     cdef int enqueue(self, Issued issued) except -1
     cdef void leave_to_background(self) noexcept
-    cdef int drive_behind(self, Call *c) except -1
+    cdef int run_queued_call(self, Call *c) except -1
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1
     cdef bint describe_oldest(self) except -1
     cdef int end_issued(self) except -1

@@ -209,14 +209,14 @@ cdef class Engine(State):
         self.nbegun += 1
         return 0
 
-    cdef int drive(self, Call *c) except -1:
+    cdef int run_call(self, Call *c) except -1:
         """Run a call to its end. Raise the error if it fails."""
         cdef Group *g = &self.g
         cdef sr_float_env env
         cdef int status = BLOCKED
         self.prepare_to_begin(c)
         if is_pending(self.queue) or c.priority != 0:
-            return self.drive_behind(c)
+            return self.run_queued_call(c)
         self.busy = True
         env = sr_float_env_enter()
         try:
@@ -224,7 +224,7 @@ cdef class Engine(State):
             if c.nbytes <= BRIEF_NBYTES:
                 status = try_briefly(g, c)
             if status != DONE:
-                self.complete(c)
+                self.run_without_gil(c)
             end_call(g, SR_COMPLETE)
             SR_FAULT(SR_BEFORE_RELEASE)
             g.stats.calls += 1
@@ -233,7 +233,7 @@ cdef class Engine(State):
             self.busy = False
         return 0
 
-    cdef int complete(self, Call *c) except -1:
+    cdef int run_without_gil(self, Call *c) except -1:
         cdef Group *g = &self.g
         cdef int status
         while True:
@@ -548,7 +548,7 @@ cdef class Engine(State):
         self.busy = True
         try:
             enter_call(&self.g, c)
-            self.complete(c)
+            self.run_without_gil(c)
             end_call(&self.g, SR_COMPLETE)
         finally:
             self.busy = False
@@ -602,7 +602,7 @@ cdef class Engine(State):
             wake_thread()
 
     # Run a call in the foreground that is behind issued calls or has a priority.
-    cdef int drive_behind(self, Call *c) except -1:
+    cdef int run_queued_call(self, Call *c) except -1:
         cdef Task task
         memset(&task, 0, sizeof(Task))
         task.call = c[0]
@@ -754,7 +754,7 @@ cdef class Engine(State):
         c.timeout_ns = ns_of(timeout_s)
         c.fingerprint = fingerprint_of(&c) ^ signature << 32
         self.g.choose_algorithm(&self.g, &c)
-        return self.drive(&c)
+        return self.run_call(&c)
 
     def broadcast_word(self, uint64_t word):
         """Collective: return rank 0's word on every rank."""
@@ -795,7 +795,7 @@ cdef class Engine(State):
         c.timeout_ns = ns_of(self.timeout_s)
         c.enter = enter_ping
         c.step = step_ping_call
-        self.drive(&c)
+        self.run_call(&c)
         g.next_far = self.broadcast_word(g.next_far)
         set_far(g, g.next_far)
 

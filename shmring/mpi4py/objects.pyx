@@ -155,7 +155,7 @@ cdef class Frames:
         if plan is None:
             plan = plan_of(comm, BROADCAST, self.own, None, root, None)
             self.broadcasts[root] = plan
-        plan.run()
+        plan.run_call()
         return <Frame *> cnp.PyArray_DATA(self.own)
 
     # Gather the frames of all ranks. Return True if each holds all of its object.
@@ -164,7 +164,7 @@ cdef class Frames:
         cdef int rank
         if self.gather is None:
             self.gather = plan_of(comm, ALL_GATHER, self.own, None, None, self.every)
-        self.gather.run()
+        self.gather.run_call()
         for rank in range(self.size):
             if frame[rank].nbytes > MOST_NBYTES:
                 return False
