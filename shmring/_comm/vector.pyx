@@ -344,7 +344,7 @@ cdef int describe_given(Collectives comm, Call *c, _Parts parts, object x, objec
     else:
         what = "out" if like is None else "like"
         parts.like = as_array(out if like is None else like, what, -1)
-        take_after(c, parts, parts.hold(parts.room(0), False, what, -1))
+        set_items_like(c, parts, parts.hold(parts.room(0), False, what, -1))
     if out is not None:
         describe_out(c, parts, out)
     announce(comm, c, parts, out is not None)
@@ -360,7 +360,7 @@ cdef int give(Call *c, _Parts parts, object x, str what, int index, int first, i
     cdef int taker
     if parts.like is None:
         parts.like = array
-        take_after(c, parts, operand)
+        set_items_like(c, parts, operand)
     elif not has_items_of(c, operand):
         raise ValueError(f"{name_in(what, index)} is {dtype_name(operand)}, {what}[0] is {parts.like.dtype}; all "
                          "must have one dtype")
@@ -375,7 +375,7 @@ cdef int give(Call *c, _Parts parts, object x, str what, int index, int first, i
 
 
 # Set the dtype and shape[1:] that all arrays of the call share: those of the operand and of parts.like.
-cdef int take_after(Call *c, _Parts parts, Operand *operand) except -1:
+cdef int set_items_like(Call *c, _Parts parts, Operand *operand) except -1:
     cdef int axis
     describe_items_of(c, operand)
     parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)

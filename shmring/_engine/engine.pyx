@@ -137,7 +137,7 @@ cdef class Engine(State):
             free_queue(self.queue)
         release_trace(self)   # a function: if State.__cinit__ raises, the object has only State's methods
 
-    def take_after(self, Engine parent):
+    def adopt_wait_policy(self, Engine parent):
         """Adopt the wait policy and the core distance of an engine whose ranks include this engine's ranks."""
         cdef Group *g = &parent.g
         self.set_wait_policy(pauses=g.pauses, brief_pauses=g.brief_pauses, brief_yields=g.brief_yields,

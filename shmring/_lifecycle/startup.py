@@ -175,7 +175,7 @@ def begin(
             engine.measure_distance()
             engine.probe_single_copy(settings.single_copy_nbytes != 0)
         else:
-            engine.take_after(parent)
+            engine.adopt_wait_policy(parent)
         engine.open_for_calls(timeout_s)
         return CommParts(engine, local_sockets, segment, fd, settings, local_sockets)
     except BaseException as error:
