@@ -364,7 +364,7 @@ cdef class State:
         """Return the secret that only processes which map the segment know."""
         return <bytes> self.g.header.key[:SR_KEY_NBYTES]
 
-    def notify_view(self, bytes view):
+    def publish_view(self, bytes view):
         """Publish this rank's view, the ranks that it goes on with. See membership."""
         cdef uint64_t[SR_VIEW_WORDS] words
         if len(view) != SR_VIEW_NBYTES:
@@ -384,8 +384,11 @@ cdef class State:
         check_liveness(&self.g)
         return peer_status(&self.g.lane[rank].liveness) != PROGRESSED
 
-    def check_liveness(self):
-        """Poll ranks that the kernel does not watch from now on. Return (these ranks, the hidden ones)."""
+    def find_unwatched_ranks(self):
+        """Return (ranks that the kernel does not watch, those of them whose thread this rank cannot see).
+
+        From now on every poll looks for the threads of the former, if this rank can see all of them.
+        """
         cdef Group *g = &self.g
         cdef int rank
         unwatched, hidden = [], []

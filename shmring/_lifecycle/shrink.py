@@ -55,7 +55,7 @@ class OldRanks:
 
     def notify(self, view: View) -> None:
         packed = view.pack()
-        self._engine.notify_view(packed)
+        self._engine.publish_view(packed)
         if self._internode is not None:
             self._internode.notify_view(packed)
         self._pause_s = _SHORTEST_PAUSE_S

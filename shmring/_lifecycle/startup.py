@@ -208,7 +208,7 @@ def _new_engine(
 
 
 def _check_liveness(engine: Engine, *, is_known: bool) -> None:
-    unwatched, hidden = engine.check_liveness()
+    unwatched, hidden = engine.find_unwatched_ranks()
     if is_known:
         return
     if hidden:
