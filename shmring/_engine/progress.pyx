@@ -328,7 +328,7 @@ cdef void finish_all(Queue *q) noexcept nogil:
 # ---- all queues of the process ---------------------------------------------------------------------------------
 
 cdef struct Background:
-    sr_flag issued             # increased when there is work for the thread
+    sr_flag wakeups            # number of calls of wake_thread
     sr_flag guard              # taken by a thread that walks or changes the list
     Pollable *first
     sr_flag thread             # the progress thread; 0: there is none
@@ -340,9 +340,9 @@ cdef struct Background:
     int waker                  # eventfd of that pollable, which ends the sleep; 0: there is none
 
 cdef Background background
-cdef sr_event issued_event
+cdef sr_event wakeup_event
 memset(&background, 0, sizeof(background))
-memset(&issued_event, 0, sizeof(issued_event))
+memset(&wakeup_event, 0, sizeof(wakeup_event))
 
 _owners = {}   # weak references by id; unlike a WeakSet, a dict can be copied to a list atomically
 
@@ -389,7 +389,7 @@ cdef void take_guard() noexcept nogil:
 # Wake the progress thread: there is work for it. The thread was started before the pollable was enlisted.
 cdef void wake_thread() noexcept:
     cdef uint64_t one = 1
-    sr_flag_publish(&background.issued, sr_flag_load(&background.issued) + 1, &issued_event)
+    sr_flag_publish(&background.wakeups, sr_flag_load(&background.wakeups) + 1, &wakeup_event)
     if sr_flag_load_ordered(&background.at_news) != 0:
         if background.waker != 0:   # stays valid: its pollable is delisted with the GIL held, too
             write(background.waker, &one, sizeof(one))
@@ -426,7 +426,7 @@ def _forget():
     """Clear the list in a forked child: it has no such thread, and the queues are the parent's."""
     _owners.clear()
     memset(&background, 0, sizeof(background))
-    memset(&issued_event, 0, sizeof(issued_event))
+    memset(&wakeup_event, 0, sizeof(wakeup_event))
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -436,10 +436,10 @@ os.register_at_fork(after_in_child=_forget)
 cdef void serve() noexcept nogil:
     cdef sr_float_env env = sr_float_env_enter()
     cdef sr_waitset waitset
-    cdef uint64_t issued
+    cdef uint64_t wakeups
     cdef int found
     while True:
-        issued = sr_flag_load(&background.issued)
+        wakeups = sr_flag_load(&background.wakeups)
         found = go_round(NULL)
         if found != WAITING:
             background.blocked_since_ns = 0
@@ -452,10 +452,10 @@ cdef void serve() noexcept nogil:
             sr_yield()
             continue
         if background.news != 0:
-            sleep_internode(issued)
+            sleep_internode(wakeups)
             continue
         memset(&waitset, 0, sizeof(waitset))
-        if sr_waitset_enter(&waitset, &background.issued, issued + 1, &issued_event) and go_round(&waitset) == found:
+        if sr_waitset_enter(&waitset, &background.wakeups, wakeups + 1, &wakeup_event) and go_round(&waitset) == found:
             sr_waitset_sleep(&waitset, IDLE_NS if found == IDLE else LONG_SLEEP_NS)
     sr_float_env_leave(env)
 
@@ -481,18 +481,18 @@ cdef bint blocked_long() noexcept nogil:
 
 
 # No sleep ends by both connections and flags, so sleep on the connections, briefly at first, then longer.
-cdef void sleep_internode(uint64_t issued) noexcept nogil:
+cdef void sleep_internode(uint64_t wakeups) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
-    sr_flag_publish(&background.at_news, 1, &issued_event)
-    if sr_flag_load_ordered(&background.issued) == issued:
+    sr_flag_publish(&background.at_news, 1, &wakeup_event)
+    if sr_flag_load_ordered(&background.wakeups) == wakeups:
         sr_conn_sleep_or(background.news, background.waker, sleep_ns_after(blocked_ns))
     sr_flag_set(&background.at_news, 0)
     take_guard()
     if background.waker != 0:   # always read: it may have been written to after the last sleep
         read(background.waker, &ignored, sizeof(ignored))
     sr_flag_set(&background.guard, 0)
-    if sr_flag_load(&background.issued) != issued:
+    if sr_flag_load(&background.wakeups) != wakeups:
         background.blocked_since_ns = 0
 
 
