@@ -29,7 +29,7 @@ from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait
 from .._internode.context cimport call_number, inter_of, number_in, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
-    BACKGROUND, CANDIDATE, CHOSEN, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
+    BACKGROUND, CANDIDATE, ELECTED, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
     next_of, oldest,
 )
 from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, step_to_end, try_briefly
@@ -216,7 +216,7 @@ cdef void finish_oldest(Queue *q, Task *t, int status) noexcept nogil:
 
 # Finish a task whose call is done. An election, or a part of a call that is not the last, makes the queue continue.
 cdef inline void finish_or_continue(Queue *q, Task *t) noexcept nogil:
-    if t.turn == IN_ORDER or not continue_task(q, t):
+    if t.priority_state == IN_ORDER or not continue_task(q, t):
         finish_oldest(q, t, DONE)
 
 
@@ -616,10 +616,10 @@ cdef inline bint report_is_due(Group *g, uint64_t now) noexcept nogil:
 #       B2 C1 D7 | e    min 2: all ranks issued C, not all D      ->   choose among B, C   ->   B2 C1 D7
 #       C1 D7    | e    min 2 once all ranks have issued D        ->   choose among C, D   ->   D7 C1
 #
-#                   append                the election is done, it is the first
-#    Task.turn: ------------>  CANDIDATE  ----------------------------------->  CHOSEN  --->  finished
-#                                  ^                                               |
-#                                  +-----------  a part is done, more is left  <---+
+#                             append                the election is done, it is the first
+#    Task.priority_state: ------------>  CANDIDATE  ----------------------------------->  ELECTED  --->  finished
+#                                            ^                                               |
+#                                            +-----------  a part is done, more is left  <---+
 #
 # The fingerprint of an election contains the oldest call and all earlier choices. If ranks give a call different
 # priorities, the election shows the mismatch, at the latest the one after a choice that differed. An election has a
@@ -631,7 +631,7 @@ cdef enum:
 
 cdef void prepare_election(Queue *q) noexcept:
     cdef Call *c = &q.election.call
-    q.election.turn = CHOSEN
+    q.election.priority_state = ELECTED
     q.election.argument = q
     c.kind, c.named = ALL_REDUCE, ELECTION
     c.dtype, c.op = SR_U64, SR_MIN
@@ -653,7 +653,7 @@ cdef void enter_election(Group *g, Call *c) noexcept nogil:
     q.stats = g.stats
     q.nready = nready(q)
     c.timeout_ns = first.call.timeout_ns
-    c.fingerprint = fingerprint_of(c) ^ mixed(q.chosen ^ first.fingerprint) >> 32 << 32
+    c.fingerprint = fingerprint_of(c) ^ mixed(q.elected_hash ^ first.fingerprint) >> 32 << 32
     g.choose_algorithm(g, c)
     c.enter(g, c)
     c.enter = enter_election
@@ -664,13 +664,13 @@ cdef uint64_t nready(const Queue *q) noexcept nogil:
     cdef uint64_t first = sr_flag_load(&q.finished) + 1
     cdef uint64_t end = sr_flag_load(&q.issued) + 1
     cdef uint64_t number = first
-    while number != end and q.task[number & q.mask].turn != IN_ORDER:
+    while number != end and q.task[number & q.mask].priority_state != IN_ORDER:
         number += 1
     return number - first
 
 
-# Move the chosen call to the front. Every rank has issued the first q.nready calls.
-cdef void choose(Queue *q) noexcept nogil:
+# Move the elected call to the front. Every rank has issued the first q.nready calls.
+cdef void elect(Queue *q) noexcept nogil:
     cdef uint64_t first = sr_flag_load(&q.finished) + 1
     cdef uint64_t best = first
     cdef uint64_t number
@@ -679,13 +679,13 @@ cdef void choose(Queue *q) noexcept nogil:
         if q.task[number & q.mask].call.priority > q.task[best & q.mask].call.priority:
             best = number
     t = q.task[best & q.mask]
-    q.chosen = mixed(q.chosen ^ t.fingerprint ^ best - first)
+    q.elected_hash = mixed(q.elected_hash ^ t.fingerprint ^ best - first)
     number = best
     while number != first:
         put(q, number, q.task[(number - 1) & q.mask])
         number -= 1
     put(q, first, t)
-    t.turn = CHOSEN
+    t.priority_state = ELECTED
 
 
 cdef inline void put(Queue *q, uint64_t number, Task *t) noexcept nogil:
@@ -720,7 +720,7 @@ cdef void take_part(Group *g, Task *t) noexcept nogil:
 
 # Prepare a call with a priority that is about to be appended.
 cdef void become_candidate(Queue *q, Task *t) noexcept:
-    t.turn = CANDIDATE
+    t.priority_state = CANDIDATE
     t.fingerprint = t.call.fingerprint
     if may_go_in_parts(&t.call):
         t.left = t.call.count
@@ -742,8 +742,8 @@ cdef bint continue_task(Queue *q, Task *t) noexcept nogil:
     t.begun = False
     if is_election:
         g.stats = q.stats
-        choose(q)
+        elect(q)
     else:
         take_part(g, t)
-        t.turn = CANDIDATE
+        t.priority_state = CANDIDATE
     return True

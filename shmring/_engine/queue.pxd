@@ -11,7 +11,7 @@ from .._core.segment cimport sr_event, sr_flag, sr_flag_load, sr_waitset
 cdef struct Task:
     Call call
     bint begun
-    int turn            # enum below
+    int priority_state   # enum below
     sr_flag description  # enum below
     void (*before)(Task *) noexcept nogil   # called before the call begins; or NULL
     void (*after)(Task *) noexcept nogil    # called after the call is done; or NULL
@@ -29,10 +29,10 @@ cdef enum:
     DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
 
 
-cdef enum:      # of Task.turn, see progress.pyx
+cdef enum:      # of Task.priority_state, see progress.pyx
     IN_ORDER    # a call without a priority
-    CANDIDATE   # a call with a priority that is not chosen yet
-    CHOSEN      # a call with a priority that is chosen, for its next part or for the whole rest
+    CANDIDATE   # a call with a priority that is not elected yet
+    ELECTED      # a call with a priority that is elected, for its next part or for the whole rest
 
 
 # Work of the progress thread. `step` advances it and returns a Round without blocking. Given a wait set, `step` enters
@@ -63,7 +63,7 @@ cdef struct Queue:
     Task election         # the call by which ranks agree on the next one, while the oldest is a CANDIDATE
     Call candidate        # what the election's record shows: the oldest call
     uint64_t nready       # this rank's value in the election, then the result
-    uint64_t chosen       # hash of all choices so far
+    uint64_t elected_hash   # of all elections so far
     Stats stats           # copy of the counters before the election
 
 cdef enum:
@@ -88,4 +88,4 @@ cdef inline Task *oldest(const Queue *q) noexcept nogil:
 # Return the task to step, of a queue with a pending task.
 cdef inline Task *next_of(Queue *q) noexcept nogil:
     cdef Task *t = oldest(q)
-    return &q.election if t.turn == CANDIDATE else t
+    return &q.election if t.priority_state == CANDIDATE else t
