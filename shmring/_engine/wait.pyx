@@ -28,7 +28,7 @@ cdef inline int pauses_for(Group *g, Call *c, int pauses) noexcept nogil:
 cdef int step_to_end(Group *g, Call *c) noexcept nogil:
     cdef int status
     if c.interrupted:
-        status = wait_long(g, c)
+        status = wait_and_unpublish(g, c)
         if status != PROGRESSED:
             return status
     while True:
@@ -38,7 +38,7 @@ cdef int step_to_end(Group *g, Call *c) noexcept nogil:
         if status != BLOCKED:
             return status
         if g.inter != NULL or not sr_flag_spin(c.awaited.flag, c.awaited.target, pauses_for(g, c, g.pauses)):
-            status = wait_long(g, c)
+            status = wait_and_unpublish(g, c)
             if status != PROGRESSED:
                 return status
 
@@ -59,9 +59,9 @@ cdef int try_briefly(Group *g, Call *c) noexcept nogil:
     return status
 
 
-# As wait_until_there, and end the published wait. A wait that was interrupted (SIGNALLED) stays published.
-cdef int wait_long(Group *g, Call *c) noexcept nogil:
-    cdef int status = wait_until_there(g, c)
+# As wait_for_flag, and end the published wait. A wait that was interrupted (SIGNALLED) stays published.
+cdef int wait_and_unpublish(Group *g, Call *c) noexcept nogil:
+    cdef int status = wait_for_flag(g, c)
     if status == PROGRESSED:
         end_wait(g, SR_WAIT_CALL)
     elif status != SIGNALLED:
@@ -70,7 +70,7 @@ cdef int wait_long(Group *g, Call *c) noexcept nogil:
 
 
 # Yield, then sleep, and poll from time to time. Return PROGRESSED once the flag has reached its target.
-cdef int wait_until_there(Group *g, Call *c) noexcept nogil:
+cdef int wait_for_flag(Group *g, Call *c) noexcept nogil:
     cdef uint64_t now = sr_now_ns()
     cdef int status
     g.next_poll_ns = now + g.poll_ns
@@ -111,13 +111,13 @@ cdef inline uint64_t longest_sleep_ns(Group *g, uint64_t now) noexcept nogil:
 
 cdef void sleep_local(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef sr_waitset waitset
-    cdef bint is_there
+    cdef bint is_alive
     waitset.n = 0
     if not sr_waitset_enter(&waitset, c.awaited.flag, c.awaited.target, &g.lane[c.awaited.rank].event):
         return
-    is_there = sr_waitset_watch_liveness(&waitset, &g.lane[c.awaited.rank].liveness)
+    is_alive = sr_waitset_watch_liveness(&waitset, &g.lane[c.awaited.rank].liveness)
     if (sr_flag_load_ordered(&g.header.abort) == SR_NO_ABORT
-            and (not is_there or sleep_until_death(g, &waitset, longest_sleep_ns(g, now)))):
+            and (not is_alive or sleep_until_death(g, &waitset, longest_sleep_ns(g, now)))):
         g.next_poll_ns = 0
 
 
@@ -175,6 +175,8 @@ cdef inline bint is_missed(Group *g, Call *c, int rank) noexcept nogil:
     return not sr_flag_reached(&line_of(g, rank, c.seq).seq, c.seq)
 
 
+# Return DEAD, LEFT, LATE, SIGNALLED or a status of `examine` if something ends or interrupts the wait, else PROGRESSED.
+# c.awaited.rank becomes the rank to name.
 cdef int poll_peers(Group *g, Call *c, uint64_t now) noexcept nogil:
     cdef int rank, status
     check_liveness(g)

@@ -96,7 +96,7 @@ proctype reporter(byte me)
     raise(seen)
 }
 
-/* The end of wait_long: poll_call, then a sleep on a flag that is never published. */
+/* The end of wait_and_unpublish: poll_call, then a sleep on a flag that is never published. */
 proctype sleeper(byte me)
 {
     byte generation, seen;
