@@ -116,7 +116,7 @@ cdef class Comm(Messages):
         self.default_timeout_ns = ns_of(engine.timeout_s)
         self.arrays = Arrays(engine, local_sockets, settings.segment,
                              functools.partial(_is_in_transfer, weakref.ref(self)))
-        engine.share(self.arrays)
+        engine.set_shared_arrays(self.arrays)
         self.staging_ready = engine.size == 1
         open_comms.add(self)
         failures.rehearse(engine)
@@ -1008,7 +1008,7 @@ cdef class Comm(Messages):
                 self.forget()
 
     cdef int forget(self) except -1:
-        self.engine.share(None)
+        self.engine.set_shared_arrays(None)
         self.close_fd()   # first: a signal may interrupt what follows
         if self.arrays is not None:
             self.arrays.close()

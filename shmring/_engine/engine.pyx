@@ -479,7 +479,7 @@ cdef class Engine(State):
         """Return whether a call of this rank is in progress."""
         return self.closed_because is None and (self.busy or is_pending(self.queue))
 
-    def share(self, arrays):
+    def set_shared_arrays(self, arrays):
         """Set the arrays that become private when the communicator ends."""
         self.arrays = arrays
 
