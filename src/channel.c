@@ -19,11 +19,10 @@ static void send_credit(struct sr_channels *channels, struct sr_channel *channel
 
 static void lock(struct sr_channels *channels)
 {
-    while (!sr_flag_take(&channels->lock, 1))
-        sr_yield(); /* it is held for a short time: one or two system calls */
+    sr_flag_acquire(&channels->lock, 1); /* it is held for a short time: one or two system calls */
 }
 
-static void unlock(struct sr_channels *channels) { sr_flag_set(&channels->lock, 0); }
+static void unlock(struct sr_channels *channels) { sr_flag_release(&channels->lock); }
 
 void sr_channels_open(struct sr_channels *channels, struct sr_channel *channel, int nchannels, int news)
 {

@@ -14,7 +14,8 @@ from .._core.group cimport (
 from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, PathTrials
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
-    sr_flag_load, sr_flag_set, sr_flag_swap, sr_flag_take, sr_layout_message_ring_offset,
+    sr_flag_acquire, sr_flag_load, sr_flag_release, sr_flag_set, sr_flag_swap, sr_flag_take,
+    sr_layout_message_ring_offset,
     sr_layout_message_room_nbytes, sr_now_ns, sr_yield,
 )
 from .._core.spsc_ring cimport (
@@ -124,7 +125,7 @@ cdef class Endpoint:
         cdef bint has_completed = self.matching.completed != NULL
         self.is_messaging = False
         if self.is_enlisted:
-            sr_flag_set(&self.matching.stepper, 0)
+            sr_flag_release(&self.matching.stepper)
             if has_pending and sr_flag_swap(&self.matching.resting, 0):
                 wake_thread()
         if has_completed:
@@ -134,8 +135,7 @@ cdef class Endpoint:
     cdef void acquire_stepper(self) noexcept:
         if not sr_flag_take(&self.matching.stepper, WAITER):
             with nogil:
-                while not sr_flag_take(&self.matching.stepper, WAITER):
-                    sr_yield()
+                sr_flag_acquire(&self.matching.stepper, WAITER)
         self.matching.lacks_memory = False
 
     cdef int enlist(self) except -1:  # no-cython-lint: a method of that name
@@ -166,7 +166,7 @@ cdef class Endpoint:
         if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
             with nogil:
                 m.lacks_memory = not self.advance_quietly()   # a call that waits meets the error again and raises it
-        sr_flag_set(&m.stepper, 0)
+        sr_flag_release(&m.stepper)
         self.release_completed()
 
     # As acquire_stepper, but return False if a call of another thread has the stepper, maybe for as long as it waits.
@@ -185,7 +185,7 @@ cdef class Endpoint:
         cdef PendingMessage pending
         while self.acquire_stepper_between_calls():
             pending = self.next_completed()
-            sr_flag_set(&self.matching.stepper, 0)
+            sr_flag_release(&self.matching.stepper)
             if pending is None:
                 return
             pending.release_arrays()
@@ -252,7 +252,7 @@ cdef class Endpoint:
                 self.acquire_stepper()
             stage_offers(&self.matching)   # with the GIL: no other thread may begin a message meanwhile
             if self.is_enlisted:
-                sr_flag_set(&self.matching.stepper, 0)
+                sr_flag_release(&self.matching.stepper)
 
     cdef int close_messages(self) except -1:
         if self.is_enlisted:

@@ -116,6 +116,8 @@ cdef extern from "sync/flag.h" nogil:
     bint sr_flag_spin(const sr_flag *, uint64_t target, int pauses)
     void sr_flag_sleep(const sr_flag *, uint64_t target, sr_event *owner_event, uint64_t limit_ns)
     bint sr_flag_take(sr_flag *, uint64_t value)
+    void sr_flag_acquire(sr_flag *, uint64_t value)
+    void sr_flag_release(sr_flag *)
     bint sr_flag_replace(sr_flag *, uint64_t old, uint64_t value)
     uint64_t sr_flag_swap(sr_flag *, uint64_t value)
 

@@ -24,7 +24,8 @@ from .._core.kernels cimport SR_BOR, SR_MIN, SR_SUM, SR_U8, sr_float_env, sr_flo
 from .._core.segment cimport (
     SR_ABORTED, SR_BEFORE_RELEASE, SR_CHECKS, SR_CLOSED, SR_COMPLETE, SR_FAULT, SR_JOINED, SR_MISMATCHED, SR_NO_ABORT,
     SR_PAYLOAD_NBYTES, SR_RAISED, SR_RANK_FAILED, SR_REASON_NBYTES, SR_REMOTE_ABORT, SR_TIMED_OUT, sr_event_signal,
-    sr_flag_load, sr_flag_set, sr_flag_take, sr_liveness, sr_liveness_died, sr_liveness_set_state,
+    sr_flag_acquire, sr_flag_load, sr_flag_release, sr_flag_set, sr_flag_take, sr_liveness, sr_liveness_died,
+    sr_liveness_set_state,
     sr_liveness_task, sr_now_ns, sr_report, sr_single_copy, sr_yield,
 )
 from .._core.timeouts cimport NEVER_NS, ns_of
@@ -845,7 +846,7 @@ cdef class Engine(State):
             with nogil:
                 sr_yield()
         self.g.trace = NULL if buffer is None else &buffer.calls
-        sr_flag_set(&self.queue.stepper, 0)
+        sr_flag_release(&self.queue.stepper)
         self.g.p2p_trace = NULL if buffer is None else &buffer.messages   # read with the GIL held
         if buffer is not None:
             Py_INCREF(buffer)
@@ -878,12 +879,11 @@ cdef class Engine(State):
                 raise RuntimeError(state.TAKEN)
             return False
         acquire_stepper(self.queue)
-        while not sr_flag_take(&g.blocks_lock, 1):   # a message is copied out of a block: at most one step of it
-            sr_yield()
+        sr_flag_acquire(&g.blocks_lock, 1)   # a message is copied out of a block: at most one step of it
         free(g.block)
         g.block = table
         g.nblocks = len(blocks)
-        sr_flag_set(&g.blocks_lock, 0)
+        sr_flag_release(&g.blocks_lock)
         self.blocks_version += 1
-        sr_flag_set(&self.queue.stepper, 0)
+        sr_flag_release(&self.queue.stepper)
         return True

@@ -20,9 +20,9 @@ from .._core.group cimport (
 )
 from .._core.kernels cimport SR_MIN, SR_U64, SR_WIRE_NATIVE, sr_float_env, sr_float_env_enter, sr_float_env_leave
 from .._core.segment cimport (
-    SR_COMPLETE, SR_LINE, SR_NO_ABORT, SR_RAISED, sr_event, sr_event_signal, sr_flag, sr_flag_load,
-    sr_flag_load_ordered, sr_flag_publish, sr_flag_reached, sr_flag_set, sr_flag_sleep, sr_flag_spin, sr_flag_swap,
-    sr_flag_take, sr_now_ns, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
+    SR_COMPLETE, SR_LINE, SR_NO_ABORT, SR_RAISED, sr_event, sr_event_signal, sr_flag, sr_flag_acquire, sr_flag_load,
+    sr_flag_load_ordered, sr_flag_publish, sr_flag_reached, sr_flag_release, sr_flag_set, sr_flag_sleep, sr_flag_spin,
+    sr_flag_swap, sr_flag_take, sr_now_ns, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
 )
 from .._core.trace cimport end_call, enter_call, step_call
 from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
@@ -120,7 +120,7 @@ cdef int grow(Queue *q) except -1:
     for number in range(sr_flag_load(&q.reaped) + 1, sr_flag_load(&q.issued) + 1):
         task[number & mask] = old[number & q.mask]
     q.task, q.mask = task, mask
-    sr_flag_set(&q.stepper, 0)
+    sr_flag_release(&q.stepper)
     free(old)
     return 0
 
@@ -155,7 +155,7 @@ cdef int fetch_failure(Queue *q, Call *c) noexcept nogil:
         status = DONE
     if status == DONE or status == SIGNALLED:   # SIGNALLED only asks to poll notifications of other hosts
         q.failed_status = DONE
-    sr_flag_set(&q.stepper, 0)
+    sr_flag_release(&q.stepper)
     return status
 
 
@@ -167,8 +167,7 @@ cdef inline bint is_failed(const Queue *q, const Task *t) noexcept nogil:
 
 # Take the stepper, for a short time.
 cdef void acquire_stepper(Queue *q) noexcept nogil:
-    while not sr_flag_take(&q.stepper, WAITER):
-        sr_yield()
+    sr_flag_acquire(&q.stepper, WAITER)
 
 
 # Copy the current call, which another thread may finish at any time. Return False if there is none, or if it is being
@@ -180,7 +179,7 @@ cdef bint copy_begun(Queue *q, Call *c) noexcept nogil:
     is_there = is_pending(q) and next_of(q).begun
     if is_there:
         c[0] = next_of(q).call
-    sr_flag_set(&q.stepper, 0)
+    sr_flag_release(&q.stepper)
     return is_there
 
 
@@ -261,7 +260,7 @@ cdef void step_briefly(Queue *q) noexcept:
         if status == DONE:
             finish_or_continue(q, t)
     sr_float_env_leave(env)
-    sr_flag_set(&q.stepper, 0)
+    sr_flag_release(&q.stepper)
 
 
 # Step the queue for a thread that waits for a task. Return DONE once the task is finished, SIGNALLED when Python has to
@@ -291,7 +290,7 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             elif status != SIGNALLED and status != UNDESCRIBED:
                 record_failure(q, first, status)
         sr_float_env_leave(env)
-        sr_flag_set(&q.stepper, 0)
+        sr_flag_release(&q.stepper)
         if sr_flag_load(&q.nwaiters) > 1:
             sr_event_signal(q.event)
         if status != DONE:
@@ -322,7 +321,7 @@ cdef void finish_all(Queue *q) noexcept nogil:
             if q.group.inter != NULL:
                 q.group.recorded.number = call_number(inter_of(q.group), inter_of(q.group).seq + 1)
         finish_oldest(q, t, ABORTED)
-    sr_flag_set(&q.stepper, 0)
+    sr_flag_release(&q.stepper)
 
 
 # ---- all queues of the process ---------------------------------------------------------------------------------
@@ -365,7 +364,7 @@ cdef int enlist(Pollable *e, object owner) except -1:
     take_guard()
     e.next = background.first
     background.first = e
-    sr_flag_set(&background.guard, 0)
+    sr_flag_release(&background.guard)
     return 0
 
 
@@ -378,12 +377,11 @@ cdef void delist(Pollable *e) noexcept nogil:
     if link[0] == e:
         link[0] = e.next
         background.waker = 0
-    sr_flag_set(&background.guard, 0)
+    sr_flag_release(&background.guard)
 
 
 cdef void take_guard() noexcept nogil:
-    while not sr_flag_take(&background.guard, 1):
-        sr_yield()
+    sr_flag_acquire(&background.guard, 1)
 
 
 # Wake the progress thread: there is work for it. The thread was started before the pollable was enlisted.
@@ -491,7 +489,7 @@ cdef void sleep_internode(uint64_t wakeups) noexcept nogil:
     take_guard()
     if background.waker != 0:   # always read: it may have been written to after the last sleep
         read(background.waker, &ignored, sizeof(ignored))
-    sr_flag_set(&background.guard, 0)
+    sr_flag_release(&background.guard)
     if sr_flag_load(&background.wakeups) != wakeups:
         background.blocked_since_ns = 0
 
@@ -513,7 +511,7 @@ cdef int go_round(sr_waitset *waitset) noexcept nogil:
         if e.news != 0:
             background.news, background.waker = e.news, e.waker
         e = e.next
-    sr_flag_set(&background.guard, 0)
+    sr_flag_release(&background.guard)
     return found
 
 
@@ -532,7 +530,7 @@ cdef int run_queue(Pollable *e, sr_waitset *waitset) noexcept nogil:
     if news != 0:
         sr_conn_take_news(news)
     found = step_in_background(q, waitset)
-    sr_flag_set(&q.stepper, 0)
+    sr_flag_release(&q.stepper)
     return found
 
 

@@ -14,7 +14,7 @@ from .._core.group cimport (
 from .._core.kernels cimport SR_COPY_ORDINARY
 from .._core.path_trials cimport READ_IN_PLACE, THROUGH_SLOTS
 from .._core.segment cimport (
-    SR_NO_ABORT, SR_PAGE, sr_flag_load, sr_flag_load_ordered, sr_flag_set, sr_flag_swap, sr_flag_take, sr_header,
+    SR_NO_ABORT, SR_PAGE, sr_flag_load, sr_flag_load_ordered, sr_flag_release, sr_flag_swap, sr_flag_take, sr_header,
     sr_lane, sr_layout_message_ring_offset, sr_now_ns, sr_pause, sr_time_away, sr_waitset, sr_waitset_watch, sr_yield,
 )
 from .._core.spsc_ring cimport (
@@ -956,7 +956,7 @@ cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
     else:
         m.watched_until_ns = now + WATCH_NS
         found = step_pollable(m, waitset)
-    sr_flag_set(&m.stepper, 0)
+    sr_flag_release(&m.stepper)
     return found
 
 

@@ -7,8 +7,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from .._core.group cimport Group, shared_address
 from .._core.kernels cimport SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_NO_ABORT, SR_PRIVATE, sr_flag_load_after_reads, sr_flag_set, sr_flag_take, sr_liveness_died,
-    sr_liveness_task, sr_now_ns, sr_single_copy, sr_yield,
+    SR_CACHE_LINE, SR_NO_ABORT, SR_PRIVATE, sr_flag_acquire, sr_flag_load_after_reads, sr_flag_release,
+    sr_liveness_died, sr_liveness_task, sr_now_ns, sr_single_copy,
 )
 from .._core.spsc_ring cimport (
     SR_OFFER_OPEN, SR_OFFER_READ, SR_OFFER_REFUSED, SR_OFFER_STAGED, SR_RING_DAMAGED, SR_RING_WAIT, SR_RING_WHOLE,
@@ -66,12 +66,11 @@ cdef inline bint copy_offered(Matching *m, Peer *p, size_t nbytes) noexcept nogi
     cdef uint32_t way = SR_COPY_STREAMING if p.inward.way == SR_COPY_STREAMING else SR_COPY_ORDINARY
     if p.block == SR_PRIVATE:
         return sr_single_copy(sr_liveness_task(&g.lane[p.lane].liveness), to, address, nbytes) == 0
-    while not sr_flag_take(&g.blocks_lock, 1):   # until it is free again, no thread unmaps a block
-        sr_yield()
+    sr_flag_acquire(&g.blocks_lock, 1)   # until it is released, no thread unmaps a block
     there = shared_address(g, p.block, p.lane, address, nbytes)
     if there != NULL:
         g.kernels.copy(to, there, nbytes, way)
-    sr_flag_set(&g.blocks_lock, 0)
+    sr_flag_release(&g.blocks_lock)
     return there != NULL
 
 

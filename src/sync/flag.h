@@ -108,6 +108,15 @@ static inline bool sr_flag_take(sr_flag *flag, uint64_t value)
     return atomic_compare_exchange_strong_explicit(flag, &none, value, memory_order_acq_rel, memory_order_acquire);
 }
 
+/* A spin lock for short work: wait until the word is 0 and set it, and set it back to 0. value: not 0. */
+static inline void sr_flag_acquire(sr_flag *flag, uint64_t value)
+{
+    while (!sr_flag_take(flag, value))
+        sr_yield();
+}
+
+static inline void sr_flag_release(sr_flag *flag) { sr_flag_set(flag, 0); }
+
 /* As sr_flag_take, for a word that is `old`. */
 static inline bool sr_flag_replace(sr_flag *flag, uint64_t old, uint64_t value)
 {
