@@ -18,19 +18,19 @@ cdef class Collectives:
     cdef bint staging_ready
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object how=*)
+                    object async_op, object timeout, object options=*)
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object how)
+                      object timeout, object options)
     cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
-                           object async_op, object timeout, object how)
+                           object async_op, object timeout, object options)
     cdef Work new_work(self)
     cdef int run_call(self, Call *c) except -1
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
     cdef object out_of(self, int kind, object x, int root, object out, object like)
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object how)
-    cdef object describe_internode(self, Call *c, object x, object how)
+                         object out, object algorithm, object timeout, object options)
+    cdef object describe_internode(self, Call *c, object x, object options)
     cdef object describe_wire(self, Call *c, object x, uint64_t place, object wire)
     cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_shared(self, Call *c) except -1
@@ -51,7 +51,7 @@ cdef class Plan:
     cdef uint64_t blocks_version   # version of the engine's table of shared blocks when the arrays were looked up
 
     cdef object prepare(self, Collectives comm, int kind, object x, object op, object root, object out, object like,
-                        object algorithm, object timeout, object how)
+                        object algorithm, object timeout, object options)
     cdef int run_call(self) except -1
     cdef Work issue(self)
     cdef int find_shared_again(self) except -1

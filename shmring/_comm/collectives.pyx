@@ -138,8 +138,8 @@ cdef class Collectives:
         >>> comm.all_reduce(10 * (comm.rank + 1), op="max")
         20
         """
-        how = None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
-        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout, how)
+        return self.run(ALL_REDUCE, x, op, None, out, None, algorithm, async_op, timeout,
+                        options_of(wire, group_size, priority))
 
     def reduce(self, x, op="sum", root=0, *, out=None, wire=None, async_op=False, timeout=None, priority=None):
         """Combine x of all ranks elementwise. The result overwrites the root's array, or its `out` if given.
@@ -181,7 +181,7 @@ cdef class Collectives:
         array([2, 2, 2])
         """
         return self.run(REDUCE, x, op, root, out, None, None, async_op, timeout,
-                        None if wire is None and priority is None else (wire, None, priority))
+                        options_of(wire, None, priority))
 
     def scan(self, x, op="sum", *, out=None, async_op=False, timeout=None):
         """Combine x of ranks 0 to this rank elementwise. The result overwrites the array, or `out` if given.
@@ -286,7 +286,8 @@ cdef class Collectives:
         >>> comm.reduce_scatter(np.arange(4))  # rank 1 gets [4, 6]
         array([0, 2])
         """
-        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout, by(priority))
+        return self.run(REDUCE_SCATTER, x, op, None, out, None, None, async_op, timeout,
+                        options_of(None, None, priority))
 
     def broadcast(self, x, root=0, *, out=None, async_op=False, timeout=None, priority=None):
         """Copy the root's x to every rank, into its x or into its `out`.
@@ -322,7 +323,8 @@ cdef class Collectives:
         >>> x
         array([0, 1, 2])
         """
-        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout, by(priority))
+        return self.run(BROADCAST, x, None, root, out, None, None, async_op, timeout,
+                        options_of(None, None, priority))
 
     def scatter(self, x=None, root=0, *, out=None, like=None, async_op=False, timeout=None):
         """Return this rank's part of the root's x.
@@ -428,7 +430,8 @@ cdef class Collectives:
         array([[0, 7],
                [1, 7]])
         """
-        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout, by(priority))
+        return self.run(ALL_GATHER, x, None, None, out, None, None, async_op, timeout,
+                        options_of(None, None, priority))
 
     def all_to_all(self, x, *, out=None, async_op=False, timeout=None):
         """Send block j of x to rank j, and return an array of x's shape whose block i comes from rank i.
@@ -606,22 +609,22 @@ cdef class Collectives:
 
     # -- from arguments to a call --
 
-    # how: None, or (wire, group_size, priority), each of which may be None.
+    # options: None, or (wire, group_size, priority), each of which may be None.
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                    object async_op, object timeout, object how=None):
+                    object async_op, object timeout, object options=None):
         cdef Call c
         cdef Operand a, b
         cdef int number
         cdef bint is_described = False
         if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
-            return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, how)
+            return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, options)
         if async_op:
-            return self.issue(kind, x, op, root, out, like, algorithm, timeout, how)
+            return self.issue(kind, x, op, root, out, like, algorithm, timeout, options)
         a.held = b.held = False
         try:   # one `except` for both errors: each costs a small call a hundredth
             number = self.root_of(kind, root)
             given, out = out, self.out_of(kind, x, number, out, like)
-            _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, how)
+            _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, options)
             c.out_is_new = out is not given
             is_described = True
             self.run_call(&c)
@@ -638,7 +641,7 @@ cdef class Collectives:
 
     # Reduce a number as an array of shape () and return the result as a number.
     cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
-                           object async_op, object timeout, object how):
+                           object async_op, object timeout, object options):
         cdef Work work
         try:
             array = np.array(x)
@@ -650,23 +653,23 @@ cdef class Collectives:
             self.engine.refuse(kind)
             raise
         if async_op:
-            work = self.issue(kind, array, op, root, out, None, algorithm, timeout, how)
+            work = self.issue(kind, array, op, root, out, None, algorithm, timeout, options)
             if gets_result:
                 work.number, work.number_type = array, type(x)
             return work
-        self.run(kind, array, op, root, out, None, algorithm, False, timeout, how)
+        self.run(kind, array, op, root, out, None, algorithm, False, timeout, options)
         return number_of(array, type(x)) if gets_result else None
 
     # As `run`, but run the call in the background and return a Work.
     cdef object issue(self, int kind, object x, object op, object root, object out, object like, object algorithm,
-                      object timeout, object how):
+                      object timeout, object options):
         cdef Work work = self.new_work()
         cdef Call *c = &work.task.call
         cdef int number
         try:
             number = self.root_of(kind, root)
             given, out = out, self.out_of(kind, x, number, out, like)
-            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, how)
+            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, options)
             c.out_is_new = out is not given
             work.kept = (x, out, kept, storage_of(x), storage_of(out))
         except Exception:
@@ -725,14 +728,14 @@ cdef class Collectives:
         return shapes.empty_alike(x) if kind == ALL_TO_ALL else shapes.empty_part(x, size)
 
     cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object how):
+                         object out, object algorithm, object timeout, object options):
         cdef Group *g = &self.engine.g
         kept = kept_out = residual = None
         memset(c, 0, sizeof(Call))
         c.kind = kind
         c.timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
-        if how is not None:
-            c.priority = priority_code(how[2])
+        if options is not None:
+            c.priority = priority_code(options[2])
         if kind == BARRIER:
             c.fingerprint = fingerprint_of(c)
             g.choose_algorithm(g, c)
@@ -755,8 +758,8 @@ cdef class Collectives:
         c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
-        if takes_wire(c) and (how is not None or self.default_wire != SR_WIRE_NATIVE):
-            residual = self.describe_internode(c, x, how)
+        if takes_wire(c) and (options is not None or self.default_wire != SR_WIRE_NATIVE):
+            residual = self.describe_internode(c, x, options)
         self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
         if is_joined(c):   # the result is made of x's shape: it is the same on all ranks
@@ -783,8 +786,8 @@ cdef class Collectives:
         return 0
 
     # Set the transfer between hosts; return the residuals that keep rounding errors.
-    cdef object describe_internode(self, Call *c, object x, object how):
-        wire, group_size, _ = how or (None, None, None)
+    cdef object describe_internode(self, Call *c, object x, object options):
+        wire, group_size, _ = options or (None, None, None)
         if group_size is not None:
             c.hosts_in_group = shapes.check_group_size(group_size, self.place.num_hosts)
         return self.describe_wire(c, x, <uintptr_t> c.x, wire)
@@ -962,11 +965,11 @@ cdef class Plan:
                      (given.get("wire"), given.get("group_size"), given.get("priority")))
 
     cdef object prepare(self, Collectives comm, int kind, object x, object op, object root, object out, object like,
-                        object algorithm, object timeout, object how):
+                        object algorithm, object timeout, object options):
         cdef int number = comm.root_of(kind, root)
         self.comm = comm
         out = comm.out_of(kind, x, number, out, like)
-        kept = comm.describe(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, how)
+        kept = comm.describe(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, options)
         self.blocks_version = comm.engine.blocks_version
         self.pinned = (x, out, kept, storage_of(x), storage_of(out))
         self.result = answer_of(&self.c, comm.own_rank, out)
@@ -1039,9 +1042,9 @@ cdef int number_named(dict numbers, object name, str what) except -1:
     return number
 
 
-# Return the argument `how` of `run` for a call that has no option but a priority.
-cdef inline tuple by(object priority):
-    return None if priority is None else (None, None, priority)
+# Return the options of a call for `run`; None if there are none.
+cdef inline tuple options_of(object wire, object group_size, object priority):
+    return None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
 
 
 # The priority as it is stored in a call: 0 for none, else 1 to 2 * MOST_PRIORITY + 1.
