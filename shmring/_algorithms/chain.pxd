@@ -7,7 +7,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .._core.descriptor cimport describe, finish, may_ping, step_lines
+from .._core.descriptor cimport finish, may_ping, step_lines, write_descriptor
 from .._core.group cimport (
     BY_CHAIN, DONE, EXSCAN, PROGRESSED, REDUCE, SCAN, Call, Cursor, Group, begin_call, blocked_on, check_line, counter,
     is_moved, is_scan, publish, publish_line, repeats_last, see_calls_before, takes,
@@ -33,7 +33,7 @@ cdef inline bint may_be_chain(const Group *g, const Call *c) noexcept nogil:
 
 cdef inline void enter_chain(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
-    describe(g, c)
+    write_descriptor(g, c)
     publish_line(g, c)
     c.relayed = True
     c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> CHAIN_CHUNK_NBYTES))

@@ -5,7 +5,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .._core.descriptor cimport describe, finish, step_lines
+from .._core.descriptor cimport finish, step_lines, write_descriptor
 from .._core.group cimport (
     BY_MASTER, DONE, FAR, MASTER, NEAR, PROGRESSED, REDUCE, Call, Cursor, Group, all_reached, begin_call,
     blocked_on_counter, publish, publish_line, takes,
@@ -47,7 +47,7 @@ cdef inline size_t chunk_in_window(Group *g, Call *c) noexcept nogil:
 cdef inline void enter_direct(Group *g, Call *c) noexcept nogil:
     cdef bint cached = keeps_to_window(g, c, c.nbytes, g.size == 2)
     begin_call(g, c)
-    describe(g, c)
+    write_descriptor(g, c)
     publish_line(g, c)
     c.swaps_places = cached and may_swap_places(g, c)
     c.chunk_nbytes = chunk_in_window(g, c) if cached else chunk_of(g, c)

@@ -8,7 +8,7 @@
 from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
-from .._core.descriptor cimport describe, finish, may_ping, offers_in_place, step_lines
+from .._core.descriptor cimport finish, may_ping, offers_in_place, step_lines, write_descriptor
 from .._core.group cimport (
     BLOCKED, BROADCAST, DONE, FAR, GATHER, NEAR, PROGRESSED, REDUCE, SCATTER, SMALL, TINY, Call, Cursor, Group,
     await_lines, begin_call, blocked_on, check_line, count_path, counter, gives, is_late, is_scan, is_split, line_of,
@@ -163,7 +163,7 @@ cdef inline void enter_staged(Group *g, Call *c) noexcept nogil:
                         and pieces_nbytes(g, c, 1) <= g.tuning.cached_chunk_nbytes)
     cdef size_t most_in_slot = g.tuning.cached_chunk_nbytes if cached else g.tuning.exchange_nbytes
     begin_call(g, c)
-    describe(g, c)
+    write_descriptor(g, c)
     c.window_nbytes = window_nbytes_of(g.tuning) if cached else g.staging_nbytes
     c.chunk_nbytes = c.nbytes
     if pieces_nbytes(g, c, c.nbytes) > most_in_slot:

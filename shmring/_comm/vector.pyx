@@ -573,7 +573,7 @@ cdef class _VectorWork(Work):
     cdef _Parts parts
     cdef object out
 
-    cdef int describe(self) except -1:
+    cdef int finish_description(self) except -1:
         cdef Call *c = &self.task.call
         cdef int kind = c.named
         try:

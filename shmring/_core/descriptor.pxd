@@ -59,7 +59,7 @@ cdef inline void begin_measured(Group *g, Call *c) noexcept nogil:
 
 
 # Fill this rank's descriptor, which the caller publishes, and set the call's progress to its begin.
-cdef inline void describe(Group *g, Call *c) noexcept nogil:
+cdef inline void write_descriptor(Group *g, Call *c) noexcept nogil:
     cdef sr_descriptor *mine = descriptor(g, c, g.rank)
     c.trials = trials_of(g, c)
     c.runs_trials = False

@@ -668,7 +668,7 @@ cdef class Engine(State):
         issued = <Issued> task.keeper
         sr_flag_set(&task.description, BEING_DESCRIBED)
         try:
-            issued.describe()
+            issued.finish_description()
         except BaseException as error:   # otherwise the call would stay in this state forever
             self.abort_by_exception(error)
             raise

@@ -15,7 +15,7 @@ cdef class Issued:
     cdef Task task
     cdef object communicator, kept   # kept alive until the call is finished
 
-    cdef int describe(self) except -1
+    cdef int finish_description(self) except -1
 
 
 cdef Queue *new_queue(Group *g) except NULL

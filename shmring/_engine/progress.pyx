@@ -65,7 +65,7 @@ cdef class Issued:
 
     # Describe the call. If task.description is TO_BE_DESCRIBED, this is called with the GIL once the calls before it
     # are finished.
-    cdef int describe(self) except -1:
+    cdef int finish_description(self) except -1:
         return 0
 
 

@@ -50,7 +50,7 @@ cdef class RingEndsBase:
     cdef int begin_put(self) except -1
     cdef int put_array(self, object given, bint block, uint64_t *deadline) except -1
     cdef bint is_described(self, cnp.ndarray x) except -1
-    cdef int describe(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1
+    cdef int send_description(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1
     cdef int check_room(self, uint64_t room_nbytes, bint block) except -1
     cdef int begin_message(self, sr_outgoing *message, int kind, uint64_t nbytes, uint64_t *deadline) except -1
     cdef int send(self, int kind, const unsigned char *data, size_t nbytes, uint64_t *deadline) except -1

@@ -164,7 +164,7 @@ cdef class RingEndsBase:
         nbytes = cnp.PyArray_NBYTES(x)
         # An array whose description may be dropped before it needs one of its own.
         if self.tail != NULL or not self.is_described(x):
-            self.describe(x, nbytes, block, deadline)
+            self.send_description(x, nbytes, block, deadline)
         else:
             self.check_room(sr_ring_message_nbytes(self.producer, nbytes), block)
         self.send(kind, <const unsigned char *> cnp.PyArray_DATA(x), nbytes, deadline)
@@ -181,7 +181,7 @@ cdef class RingEndsBase:
         return True
 
     # Send the shape and dtype of the next arrays to the other side.
-    cdef int describe(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1:
+    cdef int send_description(self, cnp.ndarray x, size_t nbytes, bint block, uint64_t *deadline) except -1:
         cdef object dtype = <object> cnp.PyArray_DESCR(x)
         cdef Shape shape
         cdef int i
