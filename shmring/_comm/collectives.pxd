@@ -46,7 +46,7 @@ cdef class Plan:
     cdef Collectives comm
     cdef Call c
     cdef Operand a, b
-    cdef object pinned, result
+    cdef object pinned, return_value
     cdef bint in_background
     cdef uint64_t blocks_version   # version of the engine's table of shared blocks when the arrays were looked up
 
@@ -57,7 +57,7 @@ cdef class Plan:
     cdef int find_shared_again(self) except -1
 
 
-# Return the plan of a collective, to `run` or `issue`. The arguments are those of Plan.prepare.
+# Return the plan of a collective, to `run_call` or `issue`. The arguments are those of Plan.prepare.
 cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, object out)
 
 

@@ -637,7 +637,7 @@ cdef class Collectives:
         finally:
             release(&a)
             release(&b)
-        return answer_of(&c, self.own_rank, out)
+        return return_value_of(&c, self.own_rank, out)
 
     # Reduce a number as an array of shape () and return the result as a number.
     cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
@@ -675,7 +675,7 @@ cdef class Collectives:
         except Exception:
             self.engine.refuse(kind)
             raise
-        work.answer = answer_of(c, self.own_rank, out)
+        work.return_value = return_value_of(c, self.own_rank, out)
         self.prepare_staging(c)
         self.engine.issue(work)
         return work
@@ -890,7 +890,7 @@ cdef uint32_t signature_of_given(object x) except? 0:
 
 
 # The return value of the method.
-cdef inline object answer_of(Call *c, int rank, object out):
+cdef inline object return_value_of(Call *c, int rank, object out):
     return None if is_in_place(c.kind) or not takes_result(c, rank) else out
 
 
@@ -972,7 +972,7 @@ cdef class Plan:
         kept = comm.describe(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, options)
         self.blocks_version = comm.engine.blocks_version
         self.pinned = (x, out, kept, storage_of(x), storage_of(out))
-        self.result = answer_of(&self.c, comm.own_rank, out)
+        self.return_value = return_value_of(&self.c, comm.own_rank, out)
         comm.prepare_staging(&self.c)
 
     def __reduce__(self):
@@ -995,7 +995,7 @@ cdef class Plan:
         if self.in_background:
             return self.issue()
         self.run_call()
-        return self.result
+        return self.return_value
 
     @cython.nonecheck(True)   # Plan.__new__ alone makes a plan without a communicator
     cdef int run_call(self) except -1:
@@ -1017,7 +1017,7 @@ cdef class Plan:
             self.find_shared_again()
         work.task.call = self.c
         work.kept = self
-        work.answer = self.result
+        work.return_value = self.return_value
         self.comm.engine.issue(work)
         return work
 

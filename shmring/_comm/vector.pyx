@@ -578,7 +578,7 @@ cdef class _VectorWork(Work):
         cdef int kind = c.named
         try:
             check_counts(self.comm, c, self.parts)
-            self.answer = describe_taken(self.comm, c, self.parts, self.out)
+            self.return_value = describe_taken(self.comm, c, self.parts, self.out)
         except Exception as error:
             self.refusal = error
             memset(c, 0, sizeof(Call))

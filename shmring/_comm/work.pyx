@@ -118,7 +118,7 @@ cdef class Work(Issued):
             As `wait`.
         """
         self.wait(timeout)
-        return self.answer if self.number is None else number_of(self.number, self.number_type)
+        return self.return_value if self.number is None else number_of(self.number, self.number_type)
 
     @cython.nonecheck(True)
     def fileno(self):
