@@ -53,7 +53,7 @@ cdef inline bint is_rooted(int kind) noexcept:
 
 
 # True if the result is written to x unless an out is given.
-cdef inline bint is_in_place(int kind) noexcept:
+cdef inline bint overwrites_x(int kind) noexcept:
     return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
 
 
@@ -616,7 +616,7 @@ cdef class Collectives:
         cdef Operand a, b
         cdef int number
         cdef bint is_described = False
-        if is_in_place(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
+        if overwrites_x(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
             return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, options)
         if async_op:
             return self.issue(kind, x, op, root, out, like, algorithm, timeout, options)
@@ -714,7 +714,7 @@ cdef class Collectives:
     # Return the given out, or allocate the result if the kind returns a new array.
     cdef object out_of(self, int kind, object x, int root, object out, object like):
         cdef int size = self.nranks
-        if out is not None or is_in_place(kind) or kind == BARRIER:
+        if out is not None or overwrites_x(kind) or kind == BARRIER:
             return out
         if kind == GATHER and root != self.own_rank:
             return None
@@ -741,15 +741,15 @@ cdef class Collectives:
             g.choose_algorithm(g, c)
             return None
         c.root = root
-        if not takes_result(c, self.own_rank) or (out is x and is_in_place(kind)):
+        if not takes_result(c, self.own_rank) or (out is x and overwrites_x(kind)):
             out = None
         if has_x(c, self.own_rank):
-            kept = take(a, x, out is None and is_in_place(kind) and takes(c, self.own_rank), "x", not is_folded(c))
+            kept = take(a, x, out is None and overwrites_x(kind) and takes(c, self.own_rank), "x", not is_folded(c))
             describe_x(c, a, self.nranks, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))
             describe_out(c, a, b, self.own_rank, self.nranks)
-        elif is_in_place(kind):
+        elif overwrites_x(kind):
             c.out = a.data
         if is_folded(c):
             self.describe_reduction(c, op, algorithm)
@@ -891,7 +891,7 @@ cdef uint32_t signature_of_given(object x) except? 0:
 
 # The return value of the method.
 cdef inline object return_value_of(Call *c, int rank, object out):
-    return None if is_in_place(c.kind) or not takes_result(c, rank) else out
+    return None if overwrites_x(c.kind) or not takes_result(c, rank) else out
 
 
 # Return the arguments of the method `kind` by name. A TypeError names the method, as it does if the method is called.

@@ -405,7 +405,7 @@ cdef int describe_out(Call *c, _Parts parts, object out) except -1:
 # Announce the contents of the pieces or, if they are too long, their addresses.
 cdef int announce(Collectives comm, Call *c, _Parts parts, bint has_out) except -1:
     cdef Group *g = &comm.engine.g
-    cdef bint in_place = has_out and is_in_place(c, parts, comm.own_rank)
+    cdef bint in_place = has_out and overwrites_given(c, parts, comm.own_rank)
     cdef Announced *announced
     cdef Piece *piece
     cdef int i
@@ -638,7 +638,7 @@ cdef inline bint overlap(const Piece *a, const Piece *b) noexcept:
 # True if this rank overwrites pieces that other ranks read from it. Such pieces must be staged: a chunk is copied to a
 # slot before it is overwritten. The piece from a rank may begin at the address of the piece for that rank (of x, if it
 # goes to all ranks). Raise ValueError if other pieces overlap.
-cdef bint is_in_place(Call *c, _Parts parts, int rank) except -1:
+cdef bint overwrites_given(Call *c, _Parts parts, int rank) except -1:
     cdef int giver, other
     cdef bint found = False
     for giver in range(parts.size):
