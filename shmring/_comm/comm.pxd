@@ -14,8 +14,8 @@ cdef class Comm(Messages):
     cdef object form(self, list members, double timeout_s)
     cdef int pass_settings(self, Comm made) except -1
     cdef object group_of(self, parts, ranks)
-    cdef object lost(self)
+    cdef object abort_for_shrink(self)
     cdef object traced_alike(self, Comm group)
     cdef object report_untraced(self, object error)
-    cdef int forget(self) except -1
+    cdef int release_resources(self) except -1
     cdef int close_fd(self) except -1

@@ -463,7 +463,7 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_steps(IN_STEPS, self._holding, values, shape, dtype, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._new_array_of, values, shape, dtype, timeout_s)
 
     def copy_of(self, a, *, timeout=None):
         """Collective: return a copy of `a` in an array as `empty` returns.
@@ -499,9 +499,9 @@ cdef class Comm(Messages):
         except Exception:
             self.engine.refuse(ALLOCATE)
             raise
-        return self.engine.run_steps(IN_STEPS, self._holding, a, shape, dtype, timeout_s)
+        return self.engine.run_steps(IN_STEPS, self._new_array_of, a, shape, dtype, timeout_s)
 
-    def _holding(self, values, shape, dtype, double timeout_s):
+    def _new_array_of(self, values, shape, dtype, double timeout_s):
         array = self.arrays.empty(shape, dtype, timeout_s)
         array[...] = values
         return array
@@ -843,7 +843,8 @@ cdef class Comm(Messages):
             raise left_behind(self.own_rank)
         outer = self.engine.begin_compound(ALONE)
         try:
-            failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, self.lost())
+            late = self.abort_for_shrink()
+            failed = shrinking.FailedComm(self.engine, self.place, self.internode, self.settings, late)
             parts, parent_ranks = shrinking.shrink(failed, timeout_s)
             left = None
             try:
@@ -955,8 +956,8 @@ cdef class Comm(Messages):
         except Error:
             self.is_unconfirmed = is_new
 
-    # Abort if no rank has. Return a set with the rank that a Timeout names, else an empty set.
-    cdef object lost(self):
+    # Abort unless a rank has. Return the set of the rank that a Timeout names, or an empty one.
+    cdef object abort_for_shrink(self):
         cdef object named = None
         if self.engine.flight.abort_report() is None:
             self.engine.abort(f"rank {self.rank} goes on with fewer ranks")
@@ -1005,9 +1006,9 @@ cdef class Comm(Messages):
         finally:   # also if a signal interrupted close
             if self.engine.closed_because is not None:
                 self.endpoint.close_messages()
-                self.forget()
+                self.release_resources()
 
-    cdef int forget(self) except -1:
+    cdef int release_resources(self) except -1:
         self.engine.set_shared_arrays(None)
         self.close_fd()   # first: a signal may interrupt what follows
         if self.arrays is not None:
