@@ -1,4 +1,4 @@
-# Tensor fusion: reduce many small arrays as one bunch, with one synchronisation. The arrays are packed into a private
+# Tensor fusion: reduce many small arrays as one bucket, with one synchronisation. The arrays are packed into a private
 # buffer that is kept from call to call. If they are contiguous already, they are reduced in place, without a copy if
 # their memory is shared. Elements are folded one by one, so fusing changes no bits.
 
@@ -28,8 +28,8 @@ cnp.import_array()
 
 
 cdef enum:
-    # Size of the private buffer, and so of a bunch: fits a private L2 (bench/engine/bench_fusion.py).
-    BUNCH_NBYTES = 256 << 10
+    # Size of the private buffer, and so of a bucket: fits a private L2 (bench/engine/bench_fusion.py).
+    BUCKET_NBYTES = 256 << 10
 
 
 # ---- the arrays of one call ----------------------------------------------------------------------------------
@@ -63,6 +63,13 @@ cdef class _Members:
     def __dealloc__(self):
         free(self.member)
 
+    # Keep an array, or what `take` returned to be kept in its place, instead of the operand.
+    cdef int keep(self, Operand *operand, object kept, object x) except -1:
+        if operand.held or kept is not None:
+            self.kept.append(kept if kept is not None else memoryview(x))
+            release(operand)
+        return 0
+
     cdef int add(self, object x, bint writable, size_t i) except -1:
         cdef Operand operand
         cdef Member *member = &self.member[i]
@@ -70,9 +77,7 @@ cdef class _Members:
             kept = take(&operand, x, writable, "x", False)
         except Exception:
             kept = take(&operand, x, writable, f"arrays[{i}]", False)   # take it again to raise its error
-        if operand.held or kept is not None:
-            self.kept.append(kept if kept is not None else memoryview(x))
-            release(&operand)
+        self.keep(&operand, kept, x)
         member.x = member.out = operand.data
         member.count = operand.count
         member.itemsize = operand.itemsize
@@ -88,9 +93,7 @@ cdef class _Members:
         cdef Operand operand
         cdef Member *member = &self.member[i]
         kept = take(&operand, out, True, f"out[{i}]", False)
-        if operand.held or kept is not None:
-            self.kept.append(kept if kept is not None else memoryview(out))
-            release(&operand)
+        self.keep(&operand, kept, out)
         if operand.dtype != member.dtype or operand.count != member.count or operand.fortran != member.order:
             raise ValueError(f"out[{i}] is {shown(operand.dtype, operand.count)}, its array is "
                              f"{shown(member.dtype, member.count)}: they must have the same dtype, count and order")
@@ -289,47 +292,47 @@ cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object
     return comm.describe_reduction(c, op, "auto")
 
 
-# Reduce all arrays of one dtype, in order: small ones in bunches, each large one by itself.
+# Reduce all arrays of one dtype, in order: small ones in buckets, each large one by itself.
 cdef int reduce_all_of_dtype(FusedCollectives comm, Call *c, _Members members, size_t fuse_nbytes) except -1:
-    cdef size_t i, most = BUNCH_NBYTES // c.itemsize
-    cdef Bunch bunch
+    cdef size_t i, most = BUCKET_NBYTES // c.itemsize
+    cdef Bucket bucket
     cdef Member *member
-    bunch.member, bunch.first, bunch.count = members.member, 0, 0
-    bunch.limit = min(fuse_nbytes, <size_t> BUNCH_NBYTES) // c.itemsize
+    bucket.member, bucket.first, bucket.count = members.member, 0, 0
+    bucket.limit = min(fuse_nbytes, <size_t> BUCKET_NBYTES) // c.itemsize
     for i in range(members.count):
         member = &members.member[i]
         if member.dtype != c.dtype:
             continue
-        if member.count > bunch.limit:
+        if member.count > bucket.limit:
             reduce_at(comm, c, members, i, <uintptr_t> member.x, member.x, member.out, member.count)
-        elif bunch.count + member.count <= most:
-            bunch.count += member.count
+        elif bucket.count + member.count <= most:
+            bucket.count += member.count
         else:
-            bunch.last = i
-            reduce_bunch(comm, c, members, &bunch)
-            bunch.first, bunch.count = i, member.count
-    bunch.last = members.count
-    if bunch.count > 0:
-        reduce_bunch(comm, c, members, &bunch)
+            bucket.last = i
+            reduce_bucket(comm, c, members, &bucket)
+            bucket.first, bucket.count = i, member.count
+    bucket.last = members.count
+    if bucket.count > 0:
+        reduce_bucket(comm, c, members, &bucket)
     return 0
 
 
-cdef int reduce_bunch(FusedCollectives comm, Call *c, _Members members, Bunch *bunch) except -1:
+cdef int reduce_bucket(FusedCollectives comm, Call *c, _Members members, Bucket *bucket) except -1:
     cdef Member *begin = NULL
     cdef uint64_t place = 0
-    if are_consecutive(c, bunch, &begin):
-        return reduce_at(comm, c, members, begin - bunch.member, <uintptr_t> begin.x, begin.x, begin.out, bunch.count)
-    bunch.first = begin - bunch.member
+    if are_consecutive(c, bucket, &begin):
+        return reduce_at(comm, c, members, begin - bucket.member, <uintptr_t> begin.x, begin.x, begin.out, bucket.count)
+    bucket.first = begin - bucket.member
     if comm.default_wire != SR_WIRE_NATIVE:
-        place = place_of_bunch(c, bunch)
+        place = place_of_bucket(c, bucket)
     if members.works is not None:
-        return reduce_bunch_later(comm, c, members, bunch, place)
-    bunch.buffer = room(comm, bunch.count * c.itemsize)
+        return reduce_bucket_later(comm, c, members, bucket, place)
+    bucket.buffer = room(comm, bucket.count * c.itemsize)
     with nogil:
-        move(c, bunch, True)
-    reduce_at(comm, c, members, bunch.first, place, bunch.buffer, bunch.buffer, bunch.count)
+        copy_members(c, bucket, True)
+    reduce_at(comm, c, members, bucket.first, place, bucket.buffer, bucket.buffer, bucket.count)
     with nogil:
-        move(c, bunch, False)
+        copy_members(c, bucket, False)
     return 0
 
 
@@ -357,19 +360,20 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
     return 0
 
 
-# As reduce_bunch, in the background: use a buffer of its own, which is packed when the bunch runs.
-cdef int reduce_bunch_later(FusedCollectives comm, Call *c, _Members members, Bunch *bunch, uint64_t place) except -1:
-    cdef _Bunch kept = _Bunch()
+# As reduce_bucket, in the background: use a buffer of its own, which is packed when the bucket runs.
+cdef int reduce_bucket_later(FusedCollectives comm, Call *c, _Members members, Bucket *bucket,
+                             uint64_t place) except -1:
+    cdef _QueuedBucket kept = _QueuedBucket()
     cdef Work work
     kept.members = members
-    kept.room = np.empty(bunch.count * c.itemsize, np.uint8)
-    bunch.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> kept.room)
-    kept.bunch = bunch[0]
-    reduce_at(comm, c, members, bunch.first, place, bunch.buffer, bunch.buffer, bunch.count)
+    kept.room = np.empty(bucket.count * c.itemsize, np.uint8)
+    bucket.buffer = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> kept.room)
+    kept.bucket = bucket[0]
+    reduce_at(comm, c, members, bucket.first, place, bucket.buffer, bucket.buffer, bucket.count)
     work = members.works[len(members.works) - 1]
     work.kept = kept
-    work.task.argument = &kept.bunch
-    work.task.before, work.task.after = pack_bunch, unpack_bunch
+    work.task.argument = &kept.bucket
+    work.task.before, work.task.after = pack_bucket, unpack_bucket
     return 0
 
 
@@ -381,26 +385,26 @@ cdef unsigned char *room(FusedCollectives comm, size_t nbytes) except NULL:
     return <unsigned char *> (begin & ~<uintptr_t> (SR_CACHE_LINE - 1))
 
 
-# ---- a bunch -------------------------------------------------------------------------------------------------
+# ---- a bucket ------------------------------------------------------------------------------------------------
 
 # The members from `first` to before `last` that have the call's dtype, and 1 to `limit` elements.
-cdef struct Bunch:
+cdef struct Bucket:
     Member *member
     size_t first, last, limit
     size_t count             # elements of all these members
     unsigned char *buffer    # in which they are packed
 
 
-cdef inline bint is_in_bunch(const Call *c, const Member *member, size_t limit) noexcept nogil:
+cdef inline bint is_in_bucket(const Call *c, const Member *member, size_t limit) noexcept nogil:
     return member.dtype == c.dtype and 0 < member.count <= limit
 
 
-# True if the members of the bunch are contiguous in memory, as in the buffer. Set *begin to its first member.
-cdef bint are_consecutive(const Call *c, const Bunch *bunch, Member **begin) noexcept nogil:
+# True if the members of the bucket are contiguous in memory, as in the buffer. Set *begin to its first member.
+cdef bint are_consecutive(const Call *c, const Bucket *bucket, Member **begin) noexcept nogil:
     cdef size_t i, offset = 0
-    cdef Member *member = bunch.member
-    for i in range(bunch.first, bunch.last):
-        if not is_in_bunch(c, &member[i], bunch.limit):
+    cdef Member *member = bucket.member
+    for i in range(bucket.first, bucket.last):
+        if not is_in_bucket(c, &member[i], bucket.limit):
             continue
         if begin[0] == NULL:
             begin[0] = &member[i]
@@ -410,45 +414,45 @@ cdef bint are_consecutive(const Call *c, const Bunch *bunch, Member **begin) noe
     return True
 
 
-# Return a hash of the addresses and lengths of the bunch's members.
-cdef uint64_t place_of_bunch(const Call *c, const Bunch *bunch) noexcept nogil:
+# Return a hash of the addresses and lengths of the bucket's members.
+cdef uint64_t place_of_bucket(const Call *c, const Bucket *bucket) noexcept nogil:
     cdef uint64_t place = 0
-    cdef const Member *member = bunch.member
+    cdef const Member *member = bucket.member
     cdef size_t i
-    for i in range(bunch.first, bunch.last):
-        if is_in_bunch(c, &member[i], bunch.limit):
+    for i in range(bucket.first, bucket.last):
+        if is_in_bucket(c, &member[i], bucket.limit):
             place = mixed(mixed(place ^ <uintptr_t> member[i].x) ^ member[i].count)
     return place
 
 
 # Copy the members into the buffer, or the results out of it.
-cdef void move(const Call *c, const Bunch *bunch, bint pack) noexcept nogil:
-    cdef unsigned char *buffer = bunch.buffer
-    cdef const Member *member = bunch.member
+cdef void copy_members(const Call *c, const Bucket *bucket, bint into_buffer) noexcept nogil:
+    cdef unsigned char *buffer = bucket.buffer
+    cdef const Member *member = bucket.member
     cdef size_t i, nbytes
-    for i in range(bunch.first, bunch.last):
-        if is_in_bunch(c, &member[i], bunch.limit):
+    for i in range(bucket.first, bucket.last):
+        if is_in_bucket(c, &member[i], bucket.limit):
             nbytes = member[i].count * c.itemsize
-            if pack:
+            if into_buffer:
                 memcpy(buffer, member[i].x, nbytes)
             else:
                 memcpy(member[i].out, buffer, nbytes)
             buffer += nbytes
 
 
-cdef class _Bunch:
-    """A bunch that is reduced in the background, and the objects that must stay alive until then."""
+cdef class _QueuedBucket:
+    """A bucket that is reduced in the background, and the objects that must stay alive until then."""
 
-    cdef Bunch bunch
+    cdef Bucket bucket
     cdef object members, room
 
 
-cdef void pack_bunch(Task *t) noexcept nogil:
-    move(&t.call, <const Bunch *> t.argument, True)
+cdef void pack_bucket(Task *t) noexcept nogil:
+    copy_members(&t.call, <const Bucket *> t.argument, True)
 
 
-cdef void unpack_bunch(Task *t) noexcept nogil:
-    move(&t.call, <const Bunch *> t.argument, False)
+cdef void unpack_bucket(Task *t) noexcept nogil:
+    copy_members(&t.call, <const Bucket *> t.argument, False)
 
 
 # ---- small arguments -----------------------------------------------------------------------------------------
@@ -464,4 +468,4 @@ cdef size_t size_of(object fuse_nbytes) except? 0:
     number = integer("fuse_nbytes", fuse_nbytes)
     if number < 0:
         raise ValueError(f"fuse_nbytes is {number}; it must be 0 or more bytes")
-    return min(number, <object> BUNCH_NBYTES)
+    return min(number, <object> BUCKET_NBYTES)

@@ -99,7 +99,7 @@ def calls_and_path(comm, place):
 @pytest.mark.parametrize("place", ["apart", "consecutive", "shared"])
 def test_one_synchronisation_for_the_bunch_and_no_copy_for_shared_views(world_of, place):
     for calls, zero_copy in world_of(2)(calls_and_path, place):
-        assert calls == 3  # a bunch of float32, the large one, int64
+        assert calls == 3  # a bucket of float32, the large one, int64
         assert zero_copy == (place == "shared")
 
 
