@@ -111,7 +111,8 @@ cdef struct Group:
     uint64_t next_poll_ns, signal_ns   # times of the next poll of the peers, and of Python's signals
     uint64_t polled_ns         # time of the last poll of a call's wait
     bint checks_liveness       # the kernel does not watch all ranks, and this rank can look for the others' threads
-    uint64_t stall_ns, report_due_ns   # how long a wait may last without a report (0: for ever); time of the next one
+    uint64_t stall_ns          # a longer wait is warned of (0: never)
+    uint64_t warning_due_ns    # when the progress thread next checks whether a warning is due; see Stalls
     size_t zero_copy_nbytes    # this rank offers its shared arrays for zero-copy from this size on
     bint single_copy           # every rank can read the private memory of every other rank
     const void *read_at        # the array of this rank that was last offered for a single copy, ...

@@ -100,7 +100,7 @@ class Flight:
         (cause, culprit, its sequence number, reason, number of the user's call, its name or None)
         """
 
-    def take_report_turn(self, now_ns: int, until_ns: int) -> bool:
+    def take_warning_turn(self, now_ns: int, until_ns: int) -> bool:
         """Return whether this rank is to log the warning. If so, no other rank warns before `until_ns`."""
 
     def stacks_version(self, rank: int) -> int:

@@ -175,7 +175,7 @@ def control_nbytes_of(bytes head not None, uint64_t nbytes):
 cdef class Flight:
     """Reader of the header and lanes of a segment in `memory` (`.address`, `.nbytes`), which it keeps alive.
 
-    `memory` may be a copy of them, except for `ask`. A reader without write access must not call `take_report_turn`.
+    `memory` may be a copy of them, except for `ask`. A reader without write access must not call `take_warning_turn`.
     Ranks are local ranks.
     """
 
@@ -311,7 +311,7 @@ cdef class Flight:
         return (cause, sr_abort_culprit(word), report.seq, text_in(report.reason, SR_REASON_NBYTES), report.number,
                 text_in(report.op, SR_OP_NBYTES) or None)
 
-    def take_report_turn(self, uint64_t now_ns, uint64_t until_ns):
+    def take_warning_turn(self, uint64_t now_ns, uint64_t until_ns):
         """Return whether this rank is to log the warning. If so, no other rank warns before `until_ns`."""
         cdef uint64_t quiet_until = sr_flag_load(&self.header.quiet_until_ns)
         return (<int64_t> (now_ns - quiet_until) >= 0

@@ -543,7 +543,7 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
         now = sr_now_ns()
         status = poll_call(q.group, &next_of(q).call, now)
         if status == PROGRESSED or status == SIGNALLED:
-            if waitset == NULL and report_is_due(q.group, now):
+            if waitset == NULL and warning_is_due(q.group, now):
                 return WANTS_PYTHON
             if q.group.inter == NULL:
                 return wait_locally(q.group, &next_of(q).call, waitset)
@@ -582,14 +582,14 @@ cdef inline void publish_wait(Group *g, const Call *c) noexcept nogil:
     if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
         now = sr_now_ns()
         begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, now, c.awaited.rank)
-        g.report_due_ns = now + g.stall_ns
+        g.warning_due_ns = now + g.stall_ns
 
 
-# True if the wait has become long enough for a warning. The next warning is due after the same time.
-cdef inline bint report_is_due(Group *g, uint64_t now) noexcept nogil:
-    if g.stall_ns == 0 or now < g.report_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
+# True if the wait has become long enough for a warning. Stalls decides; the next check is after the same time.
+cdef inline bint warning_is_due(Group *g, uint64_t now) noexcept nogil:
+    if g.stall_ns == 0 or now < g.warning_due_ns or sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
         return False
-    g.report_due_ns = now + g.stall_ns
+    g.warning_due_ns = now + g.stall_ns
     return True
 
 

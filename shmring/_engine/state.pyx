@@ -540,7 +540,7 @@ cdef class Stalls:
             return 0
         self.next_ns[place] = now + (now - since)
         # Other ranks that have waited about as long log nothing until shortly before this rank's next warning is due.
-        if state.flight.take_report_turn(now, now + (now - since) // 4 * 3):
+        if state.flight.take_warning_turn(now, now + (now - since) // 4 * 3):
             try:
                 stall_warning.warn(engine, place, since)
             except Exception:   # an exception of a log handler is not an error of the call
