@@ -121,13 +121,4 @@ static inline int sr_double_tree_child(int rank, int n, int tree, int which)
     return sr_double_tree_rank(sr_binary_child(sr_double_tree_node(rank, n, tree), n, which), n, tree);
 }
 
-/* Return the number of steps from a rank up to the root. */
-static inline int sr_double_tree_depth(int rank, int n, int tree)
-{
-    int depth = 0;
-    while ((rank = sr_double_tree_parent(rank, n, tree)) >= 0)
-        depth++;
-    return depth;
-}
-
 #endif

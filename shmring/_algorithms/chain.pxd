@@ -35,7 +35,6 @@ cdef inline void enter_chain(Group *g, Call *c) noexcept nogil:
     begin_call(g, c)
     write_descriptor(g, c)
     publish_line(g, c)
-    c.relayed = True
     c.chunk_nbytes = whole_items(c, min(<size_t> g.tuning.exchange_nbytes, <size_t> CHAIN_CHUNK_NBYTES))
     c.fold.position = c.copy.position = g.position
 

@@ -152,7 +152,6 @@ cdef inline Schedule schedule_of_halving() noexcept nogil:
 cdef inline void enter_halving(Group *g, Call *c) noexcept nogil:
     cdef size_t slices_nbytes = c.itemsize << sr_halving_steps(g.size)
     begin_named(g, c, 4)
-    c.relayed = True
     if c.chunk_nbytes >= slices_nbytes:   # so that the slices of a block are equal wherever those of the message are
         c.chunk_nbytes -= c.chunk_nbytes % slices_nbytes
 

@@ -102,7 +102,6 @@ cdef inline Schedule schedule_of_rings() noexcept nogil:
 
 cdef inline void enter_ring(Group *g, Call *c) noexcept nogil:
     begin_named(g, c, 4)
-    c.relayed = True
 
 
 cdef inline int step_ring(Group *g, Call *c) noexcept nogil:

@@ -35,7 +35,6 @@ cdef inline uint64_t tree_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     return up_slot(g, c, cursor) + 2 * slot_nbytes(next_chunk(c, cursor))
 
 
-# c.relayed stays False: report_delay_ns of _engine/wait orders the reports of a tree.
 cdef inline void enter_tree(Group *g, Call *c) noexcept nogil:
     begin_named(g, c, 4)   # two slots for each chunk
 
@@ -189,7 +188,6 @@ cdef inline void advance(Group *g, const Call *c, Cursor *cursor, int which) noe
 
 cdef inline void enter_double_tree(Group *g, Call *c) noexcept nogil:
     begin_named(g, c, 2 * PAIR_SLOTS)
-    c.relayed = True
 
 
 cdef inline int step_double_tree(Group *g, Call *c) noexcept nogil:

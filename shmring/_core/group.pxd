@@ -200,7 +200,6 @@ cdef struct Call:
     int fold_peer, copy_peer   # next rank whose counter is checked
     bint lines_seen            # the lines that this rank needs have arrived and agree
     bint announced             # a staged call: this rank's line is published
-    bint relayed               # a rank may wait for one that waits itself: rank_to_blame compares their progress
     bint in_place              # as far as known, nothing is staged: arrays are read in place
     bint single_copy           # some of them are private and read through the kernel
     int error                  # errno: UNREADABLE, of the read; LOST, of the connection, or 0 if it was closed
@@ -490,7 +489,7 @@ cdef inline void record_call(Group *g, Call *c) noexcept nogil:
 cdef inline void reset_waits(Call *c) noexcept nogil:
     c.deadline_ns = 0
     c.peer = 0
-    c.lines_seen = c.interrupted = c.relayed = False
+    c.lines_seen = c.interrupted = False
 
 
 cdef inline void begin_call(Group *g, Call *c) noexcept nogil:

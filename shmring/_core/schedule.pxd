@@ -17,4 +17,3 @@ cdef extern from "schedule.h" nogil:
     bint sr_double_tree_is_inner(int rank, int n, int tree)
     int sr_double_tree_parent(int rank, int n, int tree)
     int sr_double_tree_child(int rank, int n, int tree, int which)
-    int sr_double_tree_depth(int rank, int n, int tree)

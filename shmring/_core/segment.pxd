@@ -35,7 +35,7 @@ cdef extern from "layout.h" nogil:
         uint32_t item_nbytes
         char *item_name
     cdef struct sr_wait:
-        sr_flag since_ns, until_ns, seq, what
+        sr_flag since_ns, until_ns, seq, what, flag, target
     cdef struct sr_stack_request:
         uint32_t rank, size
         sr_flag version

@@ -88,12 +88,12 @@ def position_of(sight: Sight, name: Callable[[int | None], str]) -> Position:
     return Position(f"closed {at}" if sight.presence == "closed" else at)
 
 
-def wait_of(sight: Sight) -> dict[str, Any] | None:
-    """Return the longest current wait of a rank; None if it has not waited long."""
+def wait_of(sight: Sight, least_s: float = LEAST_WAIT_S) -> dict[str, Any] | None:
+    """Return the longest current wait of a rank; None if it has not waited long, for `least_s`."""
     record = sight.record
     for wait in sorted(sight.waits, key=lambda wait: waited_s(wait, sight.at_ns), reverse=True):
         stale = wait["where"] == "call" and (record is None or record["seq"] != wait["seq"])
-        if not stale and waited_s(wait, sight.at_ns) >= LEAST_WAIT_S:
+        if not stale and waited_s(wait, sight.at_ns) >= least_s:
             return wait
     return None
 

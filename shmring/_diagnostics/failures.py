@@ -41,11 +41,13 @@ def late_in_the_end(engine: Engine, awaited: int) -> int:
     rank = awaited
     while rank < engine.size and rank not in followed:
         followed.add(rank)
-        wait = describe.wait_of(engine.flight.sight_of(rank))
-        # The message that a stopped rank waited for may have arrived, so the stopped rank is the late one.
+        wait = describe.wait_of(engine.flight.sight_of(rank), 0.0)
+        # A rank whose wait is over is late itself: it may be in a signal handler. The message that a stopped
+        # rank waited for may have arrived, so the stopped rank is the late one.
         if (
             wait is None
             or wait["awaited"] is None
+            or wait["is_over"]
             or procfs.state(*engine.flight.liveness_of(rank)) == "stopped"
         ):
             return rank

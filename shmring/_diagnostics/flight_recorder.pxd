@@ -1,8 +1,8 @@
 # Publish the waits of this rank, and read those of other ranks.
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 
-from .._core.group cimport Group
+from .._core.group cimport Call, Group
 from .._core.segment cimport sr_flag_load, sr_flag_set, sr_header, sr_lane, sr_now_ns, sr_record, sr_wait
 from .._core.trace cimport Trace
 
@@ -28,6 +28,17 @@ cdef inline void begin_wait(Group *g, int place, int kind, uint64_t since_ns, in
     sr_flag_set(&wait.seq, g.recorded.seq if kind == SR_IN_CALL else 0)
     sr_flag_set(&wait.what, <uint64_t> kind << 32 | <uint32_t> awaited)
     sr_flag_set(&wait.since_ns, since_ns)
+
+
+# As begin_wait, for the awaited flag of a call. Other ranks see when that flag has been reached.
+cdef inline void begin_call_wait(Group *g, const Call *c, uint64_t since_ns) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[SR_WAIT_CALL]
+    if sr_flag_load(&wait.since_ns) == since_ns:
+        return
+    sr_flag_set(&wait.since_ns, 0)
+    sr_flag_set(&wait.flag, <uintptr_t> c.awaited.flag - <uintptr_t> g.header)
+    sr_flag_set(&wait.target, c.awaited.target)
+    begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, since_ns, c.awaited.rank)
 
 
 # Update the rank that the published wait is for.
@@ -61,6 +72,7 @@ cdef class Flight:
 
     cdef sr_lane *lane(self, int rank) except NULL
     cdef uint64_t last_recorded(self, sr_lane *lane) noexcept
+    cdef bint is_over(self, const sr_wait *wait) noexcept
 
 
 cdef class TraceBuffer:

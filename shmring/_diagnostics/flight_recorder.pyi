@@ -92,7 +92,7 @@ class Flight:
         """Return a snapshot of what a rank does now."""
 
     def waits_of(self, rank: int) -> list[dict[str, Any]]:
-        """Return the long waits of a rank: `where`, `awaited`, `since_ns`, `until_ns`, `seq`."""
+        """Return the long waits of a rank: `where`, `awaited`, `since_ns`, `until_ns`, `seq`, `is_over`."""
 
     def abort_report(self) -> tuple[str, int, int, str, int, str | None] | None:
         """Return the report of the rank that aborted first; None if no rank has.

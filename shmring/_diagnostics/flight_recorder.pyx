@@ -14,9 +14,9 @@ from .._core.kernels cimport SR_DTYPES, SR_OPS
 from .._core.segment cimport (
     SR_ABORTED, SR_CLOSED, SR_ITEM_NAME_NBYTES, SR_JOINED, SR_MAGIC, SR_MAX_RANKS, SR_MISMATCHED, SR_NO_ABORT,
     SR_OP_NBYTES, SR_PAGE, SR_RANK_FAILED, SR_REASON_NBYTES, SR_RECORDS, SR_REMOTE_ABORT, SR_TIMED_OUT, sr_abort_cause,
-    sr_abort_culprit, sr_abort_reporter, sr_flag_load, sr_flag_load_after_reads, sr_flag_replace, sr_header, sr_lane,
-    sr_layout_control_nbytes, sr_layout_lane, sr_layout_segment_nbytes, sr_liveness_died, sr_liveness_state, sr_now_ns,
-    sr_record, sr_report, sr_stack_request,
+    sr_abort_culprit, sr_abort_reporter, sr_flag, sr_flag_load, sr_flag_load_after_reads, sr_flag_reached,
+    sr_flag_replace, sr_header, sr_lane, sr_layout_control_nbytes, sr_layout_lane, sr_layout_segment_nbytes,
+    sr_liveness_died, sr_liveness_state, sr_now_ns, sr_record, sr_report, sr_stack_request, sr_wait,
 )
 from .._core.trace cimport NTRACED, TRACED_CALL, TRACED_SEND, Trace, TraceSlice
 
@@ -268,10 +268,11 @@ cdef class Flight:
     # -- waits --
 
     def waits_of(self, int rank):
-        """Return the long waits of a rank: dicts of `where` (in WAITS), `awaited`, `since_ns`, `until_ns`, `seq`.
+        """Return the long waits of a rank: dicts of `where` (in WAITS), `awaited`, `since_ns`, `until_ns`, `seq`,
+        `is_over`.
 
         awaited: a rank, size + rank for a rank of another host, None for any rank. until_ns: the time when the rank
-        gave up, else 0.
+        gave up, else 0. is_over: the awaited rank has done its part, but the waiting rank has not gone on yet.
         """
         cdef sr_lane *lane = self.lane(rank)
         cdef uint64_t since, until, seq, what
@@ -284,13 +285,20 @@ cdef class Flight:
             until, seq = sr_flag_load(&lane.wait[place].until_ns), sr_flag_load(&lane.wait[place].seq)
             what = sr_flag_load(&lane.wait[place].what)
             kind, awaited = <uint32_t> (what >> 32), <int32_t> <uint32_t> what
+            is_over = self.is_over(&lane.wait[place])
             if since == 0 or since != sr_flag_load(&lane.wait[place].since_ns) or kind >= SR_WAIT_KINDS:
                 continue
             if awaited < ANYBODY or awaited >= self.nranks + <int> SR_MAX_RANKS:
                 continue
             found.append({"where": WAITS[kind], "awaited": None if awaited == ANYBODY else awaited, "since_ns": since,
-                          "until_ns": until, "seq": seq})
+                          "until_ns": until, "seq": seq, "is_over": is_over})
         return found
+
+    cdef bint is_over(self, const sr_wait *wait) noexcept:
+        cdef uint64_t distance = sr_flag_load(&wait.flag)
+        if distance == 0 or distance % sizeof(sr_flag) or distance >= sr_layout_control_nbytes(self.nranks):
+            return False
+        return sr_flag_reached(<const sr_flag *> (<const char *> self.header + distance), sr_flag_load(&wait.target))
 
     # -- the end --
 

@@ -278,8 +278,8 @@ cdef class Engine(State):
         elif status == MISMATCHED:
             self.abort_with(SR_MISMATCHED, culprit, c.mismatch_seq, "")
         elif status == LATE:
+            culprit = failures.late_in_the_end(self, most_suspect(self, c))
             if g.inter != NULL:
-                culprit = failures.late_in_the_end(self, most_suspect(self, c))
                 self.await_better_report(c, culprit)
             self.abort_with(SR_TIMED_OUT, culprit, seq, failures.describe_late(self, culprit, seq, c.timeout_ns * 1e-9))
         elif status == DEAD:

@@ -25,7 +25,7 @@ from .._core.segment cimport (
     sr_flag_swap, sr_flag_take, sr_now_ns, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
 )
 from .._core.trace cimport end_call, enter_call, step_call
-from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, end_wait, give_up_wait
+from .._diagnostics.flight_recorder cimport SR_WAIT_CALL, begin_call_wait, end_wait, give_up_wait
 from .._internode.context cimport call_number, inter_of, number_in, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
@@ -581,7 +581,7 @@ cdef inline void publish_wait(Group *g, const Call *c) noexcept nogil:
     cdef uint64_t now
     if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
         now = sr_now_ns()
-        begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, now, c.awaited.rank)
+        begin_call_wait(g, c, now)
         g.warning_due_ns = now + g.stall_ns
 
 

@@ -9,7 +9,6 @@ cdef enum:
     SHORT_SLEEP_NS = 100000     # shortest sleep if a wait may end by a flag or a connection: no sleep ends by both
     LONG_SLEEP_NS = 2000000     # longest such sleep, the interval of polls for dead ranks
     WAIT_PER_SLEEP = 16         # such a sleep lasts 1/16 of the wait so far
-    REPORT_DELAY_NS = 50000000  # a delayed report leaves this time to ranks with a slightly earlier deadline
     MOST_WATCHED = 16           # ranks whose death ends a sleep: the kernel takes 0.3 us for each
     BRIEF_NBYTES = 65536        # a call or message up to this size takes less time than releasing and taking the GIL
 

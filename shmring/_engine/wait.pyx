@@ -1,21 +1,20 @@
 # Run a call to its end in the foreground: pause, then yield, then sleep, and poll the conditions that end a wait early.
-# Find the rank to blame for a wait that takes too long.
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from .._core.group cimport (
-    ABORTED, BLOCKED, DEAD, DOUBLE_TREE, LATE, LEFT, MASTER, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, TREE, Call,
-    Group, check_liveness, counter, line_of, runs_here,
+    ABORTED, BLOCKED, DEAD, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Call, Group, check_liveness, line_of,
+    runs_here,
 )
-from .._core.schedule cimport sr_double_tree_depth, sr_double_tree_is_inner, sr_tree_steps
 from .._core.segment cimport (
-    SR_CHECKS, SR_CLOSED, SR_COPIED, SR_HANDED, SR_NO_ABORT, SR_PINGED, SR_REDUCED, SR_STAGED, sr_flag_load,
-    sr_flag_load_ordered, sr_flag_reached, sr_flag_spin, sr_liveness_died, sr_liveness_state,
-    sr_liveness_wake_sleepers, sr_now_ns, sr_time_away, sr_waitset, sr_waitset_enter, sr_waitset_sleep_until_death,
-    sr_waitset_watch_liveness, sr_yield,
+    SR_CHECKS, SR_CLOSED, SR_NO_ABORT, sr_flag_load, sr_flag_load_ordered, sr_flag_reached, sr_flag_spin,
+    sr_liveness_died, sr_liveness_state, sr_liveness_wake_sleepers, sr_now_ns, sr_time_away, sr_waitset,
+    sr_waitset_enter, sr_waitset_sleep_until_death, sr_waitset_watch_liveness, sr_yield,
 )
 from .._core.trace cimport step_call
-from .._diagnostics.flight_recorder cimport SR_IN_CALL, SR_WAIT_CALL, begin_wait, correct_wait, end_wait, give_up_wait
+from .._diagnostics.flight_recorder cimport (
+    SR_IN_CALL, SR_WAIT_CALL, begin_call_wait, correct_wait, end_wait, give_up_wait,
+)
 from .._internode.context cimport InterNode, examine, furthest_behind, inter_of, move, sr_conn_sleep
 from .._transport.channel cimport sr_channels_poll_abort
 
@@ -90,7 +89,7 @@ cdef int wait_for_flag(Group *g, Call *c) noexcept nogil:
             sr_yield()
             now = sr_now_ns()
             continue
-        begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, c.wait_begin_ns, c.awaited.rank)
+        begin_call_wait(g, c, c.wait_begin_ns)
         if g.inter != NULL:
             # move and poll_call receive notifications of other hosts, which may set the flag without waking this rank.
             if sr_flag_reached(c.awaited.flag, c.awaited.target):
@@ -187,116 +186,12 @@ cdef int poll_peers(Group *g, Call *c, uint64_t now) noexcept nogil:
     if c.awaited.rank < g.size and sr_liveness_state(&g.lane[c.awaited.rank].liveness) == SR_CLOSED:
         # It may have published before it left.
         return PROGRESSED if sr_flag_reached(c.awaited.flag, c.awaited.target) else LEFT
-    if now >= c.deadline_ns + report_delay_ns(g, c):
-        c.awaited.rank = rank_to_blame(g, c)
+    if now >= c.deadline_ns:
+        c.awaited.rank = furthest_behind(g, c)
         return LATE
     if now >= g.signal_ns or (g.inter != NULL and sr_channels_poll_abort(inter_of(g).channels)):
         g.signal_ns = now + SIGNAL_INTERVAL_NS
-        correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, rank_to_blame(g, c))
+        correct_wait(g, SR_WAIT_CALL, SR_IN_CALL, furthest_behind(g, c))
         status = examine(g, c) if g.inter != NULL else PROGRESSED
         return SIGNALLED if status == PROGRESSED else status
     return PROGRESSED
-
-
-# ---- the rank to blame ----------------------------------------------------------------------------------------
-
-# Return the first call that some rank has not entered, or the next call if all ranks have entered this one.
-cdef uint64_t first_not_reached(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t seq = g.verified
-    cdef int rank
-    while seq != c.seq:
-        seq += 1
-        for rank in range(g.size):
-            if not sr_flag_reached(&line_of(g, rank, seq).seq, seq):
-                return seq
-    return c.seq + 1
-
-
-# Return the progress of a rank in this call, in bytes. It is at least the call's start if the rank has entered the
-# call. In a double tree it is the sum of four counters: the rank that all wait for is ahead of no other rank in any of
-# them.
-cdef int64_t progress_of(Group *g, Call *c, int rank, bint has_come) noexcept nogil:
-    cdef int64_t some, progress = 0
-    cdef int which
-    for which in range(SR_STAGED, (SR_HANDED if c.algorithm == DOUBLE_TREE else SR_STAGED) + 1):
-        some = <int64_t> (sr_flag_load(counter(g, rank, which)) - g.position)
-        progress += max(some, 0) if has_come else some
-    return progress
-
-
-# Return the depth of a rank in the tree in which it is an inner node. Rank 0 of an odd number of ranks is an inner node
-# of both trees: it waits upwards for the whole first tree, and downwards for the ranks above it in the second.
-cdef inline int depth_above(Group *g, int rank) noexcept nogil:
-    return sr_double_tree_depth(rank, g.size, not sr_double_tree_is_inner(rank, g.size, 0))
-
-
-cdef inline int depth_below(Group *g, int rank) noexcept nogil:
-    return sr_double_tree_depth(rank, g.size, sr_double_tree_is_inner(rank, g.size, 1))
-
-
-# Return the order in which ranks of a double tree with equal progress are to blame: the lowest first. Ranks wait for
-# those above them if these have results to pass down, else for those below them.
-cdef int order_of(Group *g, Call *c, int rank) noexcept nogil:
-    cdef uint64_t reduced = sr_flag_load(counter(g, rank, SR_REDUCED))
-    if c.algorithm != DOUBLE_TREE:
-        return 0
-    if sr_flag_reached(counter(g, rank, SR_HANDED), reduced):
-        return -depth_above(g, rank)
-    return depth_below(g, rank)
-
-
-# Return the rank to blame for this rank's wait: a rank that has not entered the call, else the awaited rank. If the
-# awaited rank may itself wait for another rank, return the rank with the least progress; among equal ones the first, or
-# by order_of in a double tree.
-cdef int rank_to_blame(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t seq
-    cdef bint all_came, relayed
-    cdef int64_t progress, least = 0
-    cdef int culprit = -1, first = 0
-    cdef int order, rank
-    if c.awaited.rank >= g.size:   # a rank of another host has no lane here
-        return furthest_behind(g, c)
-    relayed = c.relayed and (c.algorithm == DOUBLE_TREE or c.awaited.flag == counter(g, c.awaited.rank, SR_STAGED))
-    seq = first_not_reached(g, c)
-    all_came = seq == c.seq + 1
-    if all_came and not relayed:
-        return c.awaited.rank
-    for rank in range(g.size):
-        if rank != g.rank and (all_came or not sr_flag_reached(&line_of(g, rank, seq).seq, seq)):
-            progress = progress_of(g, c, rank, all_came) if c.relayed else 0
-            order = order_of(g, c, rank)
-            if culprit < 0 or progress < least or (progress == least and order < first):
-                culprit, least, first = rank, progress, order
-    return culprit if culprit >= 0 else c.awaited.rank
-
-
-# Return the time by which this rank delays its report of a late call. A rank that waits for a waiting rank would blame
-# the wrong one, so ranks that know more report first. In a reduction up a tree, a rank that waits for a smaller subtree
-# knows more. In a broadcast down a tree, and for a master, all ranks wait for the reduction. In a measurement of the
-# distance, a rank that waits for its turn knows less than the rank whose turn it is, and than rank 0.
-cdef uint64_t report_delay_ns(Group *g, Call *c) noexcept nogil:
-    cdef int waits = 0
-    if (g.rank > 0 and 0 < c.awaited.rank < g.size
-            and c.awaited.flag == counter(g, c.awaited.rank, SR_PINGED)):
-        return REPORT_DELAY_NS
-    if c.algorithm == DOUBLE_TREE and c.awaited.rank < g.size:
-        return <uint64_t> waits_in_double_tree(g, c) * REPORT_DELAY_NS
-    if (c.algorithm != TREE and c.algorithm != MASTER) or c.awaited.rank >= g.size:
-        return 0
-    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
-        waits = sr_tree_steps(g.size) + 1
-    elif c.algorithm == TREE:
-        while 1 << waits < c.awaited.rank - g.rank:
-            waits += 1
-    return <uint64_t> waits * REPORT_DELAY_NS
-
-
-# Return the number of delays in a double tree: none for a rank that waits for a leaf, more with the awaited rank's
-# distance from the leaves on the way up, and then more with its distance from the root on the way down.
-cdef int waits_in_double_tree(Group *g, Call *c) noexcept nogil:
-    cdef int steps = sr_tree_steps(g.size)
-    if c.awaited.flag == counter(g, c.awaited.rank, SR_REDUCED):
-        return steps - depth_above(g, c.awaited.rank)
-    if c.awaited.flag == counter(g, c.awaited.rank, SR_HANDED):
-        return steps + 1 + depth_below(g, c.awaited.rank)
-    return 2 * steps + 1 if c.awaited.flag == counter(g, c.awaited.rank, SR_COPIED) else 0

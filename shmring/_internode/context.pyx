@@ -232,13 +232,15 @@ cdef inline bint has_gone(const sr_channel *channel) noexcept nogil:
     return sr_flag_load(&channel.end) != SR_CHANNEL_OPEN or sr_flag_load(&channel.left) != 0
 
 
-# Return the rank to blame for a late call: the awaited rank with the most messages not yet received. The others may
-# wait for it themselves, and have sent everything that does not depend on it.
+# Return the awaited rank. Of several ranks of other hosts, return the one with the most messages not yet received: the
+# others may wait for it themselves, and have sent everything that does not depend on it.
 cdef int furthest_behind(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int culprit = c.awaited.rank
     cdef uint32_t awaited, most = 0
     cdef int at
+    if culprit < g.size:
+        return culprit
     for at in range(inter.nbusy):
         awaited = sr_conn_length(&inter.conns[inter.busy[at]].in_)
         if awaited > most:
@@ -297,7 +299,6 @@ cdef int step_local(Group *g, Call *c) noexcept nogil:
     elif status != PROGRESSED:
         c.awaited = local_call.awaited
         c.mismatch_seq = local_call.mismatch_seq
-        c.relayed = local_call.relayed
         c.error = local_call.error
     return status
 

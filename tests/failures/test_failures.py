@@ -88,6 +88,25 @@ def test_of_ranks_that_wait_for_each_other_the_stopped_one_is_named(tmp_path, al
         assert {error.rank for error in errors} == {victim}, errors[0]
 
 
+def sleep_in_a_handler(comm, algorithm, victim, other):
+    """While the victim waits for the other rank, a signal handler begins and does not end in time."""
+    x = array_for(comm, "large")
+    comm.all_reduce(x, algorithm=algorithm)
+    if comm.rank == victim:
+        signal.signal(signal.SIGALRM, lambda *_: until_given_up())
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+    elif comm.rank == other:
+        time.sleep(0.4)
+    comm.all_reduce(x, algorithm=algorithm, timeout=STOPPED_S)
+    comm.barrier(timeout=STOPPED_S)  # for ranks that need nothing more of the victim
+
+
+@each_value({"algorithm": ALGORITHMS, "victim": [0, 1, 3], "other": [2, 4]})
+def test_a_rank_that_stays_in_a_signal_handler_is_named(world_of, algorithm, victim, other):
+    outcomes = world_of(5).outcomes(sleep_in_a_handler, algorithm, victim, other)
+    assert {error.rank for error in assert_all(outcomes, shmring.Timeout)} == {victim}, outcomes[0]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("path", "algorithm"), CALLS)
 def test_a_killed_rank_is_named_by_all_others(tmp_path, path, algorithm, victim):

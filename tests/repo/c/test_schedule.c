@@ -287,7 +287,10 @@ static void check_double_tree(int n, int tree)
             children += child >= 0;
         }
         CHECK((children > 0) == sr_double_tree_is_inner(rank, n, tree));
-        CHECK(sr_double_tree_depth(rank, n, tree) <= sr_tree_steps(n)); /* so every rank is connected with the root */
+        int depth = 0;
+        for (int above = parent; above >= 0 && depth <= n; above = sr_double_tree_parent(above, n, tree))
+            depth++;
+        CHECK(depth <= sr_tree_steps(n)); /* so every rank is connected with the root */
         roots += parent < 0;
         edges += children;
     }
