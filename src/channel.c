@@ -97,7 +97,7 @@ static size_t put_on_socket(struct sr_channels *channels, struct sr_channel *cha
         channel->put += (uint64_t)nbytes;
         return (size_t)nbytes;
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)
         watch(channels, channel, true);
     else if (errno != EINTR)
         channel->unwritable = true;
@@ -192,7 +192,9 @@ void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel,
 {
     const struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC, .what = what, .nbytes = nbytes};
     lock(channels);
-    send_frame(channels, channel, &head, body);
+    /* There may be any number of notes about calls to a rank that never polls; the reason of an abort needs room. */
+    if (what != SR_CHANNEL_CALLING || channel->rest_end <= SR_CHANNEL_PIECE_NBYTES)
+        send_frame(channels, channel, &head, body);
     if (what == SR_CHANNEL_VIEW)
         note_messages_end(channel);
     unlock(channels);
@@ -216,6 +218,12 @@ static size_t most_in_a_piece(const struct sr_channel *channel)
 {
     const size_t half = channel->remote_ring_nbytes / 2 - 2 * SR_CACHE_LINE;
     return half < SR_CHANNEL_PIECE_NBYTES ? half : SR_CHANNEL_PIECE_NBYTES;
+}
+
+/* Return whether the last piece is on the socket, or in the rest. */
+static bool is_pushed(const struct sr_outgoing *message)
+{
+    return (message->head.flags & SR_FRAME_LAST) != 0;
 }
 
 /* Send one piece. Return false if the other end's ring, or the socket, has no room for it. */
@@ -248,19 +256,18 @@ static bool push_piece(struct sr_channels *channels, struct sr_channel *channel,
     return true;
 }
 
+/* The caller may make no more calls once its message is whole, so the socket must have taken all of it by then. */
 enum sr_ring_status sr_channel_push(struct sr_channels *channels, struct sr_channel *channel,
                                     struct sr_outgoing *message)
 {
-    enum sr_ring_status status = SR_RING_WAIT;
     lock(channels);
     if (has_rest(channel))
         send_unsent(channels, channel);
-    while (status == SR_RING_WAIT && !channel->unwritable && !has_rest(channel) &&
-           push_piece(channels, channel, message))
-        if (message->head.flags & SR_FRAME_LAST)
-            status = SR_RING_WHOLE;
+    while (!is_pushed(message) && !channel->unwritable && !has_rest(channel) && push_piece(channels, channel, message))
+        ;
+    const bool is_whole = is_pushed(message) && !has_rest(channel);
     unlock(channels);
-    return status;
+    return is_whole ? SR_RING_WHOLE : SR_RING_WAIT;
 }
 
 void sr_channel_probe(struct sr_channels *channels, struct sr_channel *channel, uint64_t limit_ns)

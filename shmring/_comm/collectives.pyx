@@ -112,7 +112,7 @@ cdef class Collectives:
             A number of hosts that divides the number of all hosts. Each group_size consecutive hosts form a group, such
             as the hosts of one data centre. Hosts reduce within their group first, then groups reduce among themselves,
             so each host sends only 1/group_size of x to other groups. Hosts are folded in the order of their lowest
-            ranks: all of them without group_size, group by group with it.
+            ranks: all of them without group_size, group by group with it, but arrays of up to 32 KiB without groups.
         async_op, timeout, priority
             See `Comm`.
 

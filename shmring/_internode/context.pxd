@@ -109,7 +109,7 @@ cdef struct InterNode:
     size_t fragment_nbytes, least_fragment_nbytes
     size_t pair_nbytes     # half of `room` holds one part of this size for each rank
     size_t even_nbytes     # in a multiple of this size, all ranks of every host own slices of equal length
-    int nborders           # the most borders between owners, on any host, within the slice of one rank
+    int most_parts         # limit for the parts into which borders between owners, on any host, cut the slice of a rank
     unsigned char *room    # for fragments in progress: MOST_UNDER_WAY * (OTHER_SLICES + nhosts) slices
     unsigned char *scratch  # valid within one local step or one fold: a fragment, and a slice for each host
 

@@ -507,19 +507,18 @@ cdef object common_multiple(counts, size_t least_nbytes):
     return multiple if multiple * SR_CACHE_LINE <= least_nbytes else 1
 
 
-# Return the largest number of parts into which the borders of the slices on all hosts cut the slice of one rank.
-cdef int most_borders(counts) except -1:
-    cdef int within, most = 0
-    whole = math.lcm(*counts)   # positions are multiples of 1 / whole
-    borders = set()
-    for count in counts:
-        borders.update(range(0, whole, whole // count))
-    for count in counts:
-        for begin in range(0, whole, whole // count):
-            within = 0
-            for border in borders:
-                within += begin <= border < begin + whole // count
-            most = max(most, within)
+def most_parts(counts):
+    """Return a limit for the parts into which the borders of the slices on all hosts cut the slice of one rank.
+
+    counts: numbers of ranks of the hosts. Slices end between two grains, so the slices of one host differ by a grain.
+    In a slice of a host of `own` ranks, fewer than 2 * other / own + 1 slices of a host of `other` ranks can end.
+    """
+    most = 1
+    for own in set(counts):
+        nparts = 1
+        for other in set(counts) - {own}:   # hosts of as many ranks have the same borders
+            nparts += min(other - 1, -(-2 * other // own))
+        most = max(most, nparts)
     return most
 
 
@@ -591,7 +590,7 @@ cdef class InterNodeConns:
         counts = []
         for host in range(inter.nhosts):
             counts.append(inter.nlocal[host])
-        inter.nborders = most_borders(counts)
+        inter.most_parts = most_parts(counts)
         inter.even_nbytes = common_multiple(counts, least_nbytes) * SR_CACHE_LINE
         inter.small_nbytes = slice_nbytes // SMALL_PER_SLICE
         inter.parts_nbytes = slice_nbytes * SLICES_FOR_PARTS

@@ -239,7 +239,7 @@ cdef void start_large(Group *g, Call *c) noexcept nogil:
 # True if each host folds a part of a slice for all hosts. With three or more hosts this sends less. With two hosts it
 # sends the same amount in one hop more, with half the folding, which pays for a long message.
 cdef inline bint goes_in_parts(const InterNode *inter, const Call *c) noexcept nogil:
-    if inter.nborders > SR_CONN_QUEUE // 2:
+    if inter.most_parts > SR_CONN_QUEUE // 2:
         return False
     return inter.nhosts > 2 or (c.kind != REDUCE and c.nbytes >= inter.parts_nbytes)
 
@@ -354,7 +354,7 @@ cdef int exchange_slices(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t end = end_of_own_slice(inter, fragment.count)
     cdef size_t at, next = 0
     cdef int host
-    if not have_room(inter, inter.nborders if inter.in_parts else 1):
+    if not have_room(inter, inter.most_parts if inter.in_parts else 1):
         return blocked_on_conns(g, c)
     for host in range(own_group(inter), own_group(inter) + inter.per_group):
         at = own_slice(inter, fragment.count) if host != inter.host else end
@@ -397,7 +397,7 @@ cdef int fold_fragment(Group *g, Call *c, int number) noexcept nogil:
     # A fold overwrites data that are still being sent, unless in_parts: then this rank sends parts that others fold.
     if fragment.receiving > 0 or (fragment.sending > 0 and not inter.in_parts):
         return blocked_on_conns(g, c)
-    if inter.in_parts and not have_room(inter, inter.nborders):
+    if inter.in_parts and not have_room(inter, inter.most_parts):
         return blocked_on_conns(g, c)
     while at < end:
         next = next_border(inter, at, fragment.count)
@@ -446,7 +446,7 @@ cdef int join_groups(Group *g, Call *c, int number) noexcept nogil:
     cdef size_t own = own_slice(inter, fragment.count)
     cdef size_t at = own, end = end_of_own_slice(inter, fragment.count)
     cdef size_t next, begin = 0, length
-    if fragment.receiving > 0 or fragment.sending > 0 or not have_room(inter, inter.nborders):
+    if fragment.receiving > 0 or fragment.sending > 0 or not have_room(inter, inter.most_parts):
         return blocked_on_conns(g, c)
     while at < end:
         next = next_border(inter, at, fragment.count)

@@ -128,7 +128,8 @@ cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
         return False
     if message.state == COMPLETE or message.state == UNMATCHED:
         return True
-    if message.is_send and (message.out.offset > 0 or message.offering >= OFFERED):
+    if message.is_send and (message.out.offset > 0 or message.offering >= OFFERED
+                            or (m.peer[message.peer].channel != NULL and message.out.head.flags != 0)):   # it is empty
         return True
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiver == message:
@@ -400,6 +401,7 @@ cdef void post_send(Matching *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
     message.out.head.tag = frame_tag(message)
     message.out.head.kind = message.kind
+    message.out.head.flags = 0
     message.out.head.nbytes_and_receipt = message.nbytes | <uint64_t> message.receipt << RECEIPT_SHIFT
     message.out.data = message.data
     message.out.offset = 0

@@ -100,6 +100,21 @@ cdef class Channels:
         for number in range(self.channels.nchannels):
             sr_channel_notify(self.channels, &self.channel[number], what, <const char *> body, len(body))
 
+    def send_unsent(self):
+        """Send what is left over until all is sent, or this is closed. For a thread of its own."""
+        cdef double pause_s = 0.001
+        while not self.news.closed and self.has_unsent():
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+
+    def has_unsent(self):
+        """Send what is left over, and return True if some of it still is."""
+        cdef bint is_any = False
+        cdef int number
+        for number in range(self.channels.nchannels):
+            is_any = sr_channel_has_unsent(self.channels, &self.channel[number]) or is_any
+        return is_any
+
     def abort_reason(self):
         """Return (rank, reason) of the abort that another rank has sent, or None."""
         if not sr_channels_poll_abort(self.channels):

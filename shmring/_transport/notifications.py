@@ -6,8 +6,10 @@ gives the reason.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +36,11 @@ class Notifications:
         if self._has_notified:
             return
         self.channels.notify(ABORT, _pack(error))
-        self._has_notified = True  # set last: after an exception, this is called again
+        self._has_notified = True  # set here: after an exception, this is called again
+        if self.channels.has_unsent():  # a socket is full, and this rank may make no more calls
+            sender = threading.Thread(target=self.channels.send_unsent, name="shmring-abort", daemon=True)
+            with contextlib.suppress(RuntimeError):  # without a thread, the ranks learn of it later
+                sender.start()
 
     def leave(self) -> None:
         """Notify all other ranks that this rank closes the communicator."""

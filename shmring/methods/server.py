@@ -128,7 +128,7 @@ class ParameterServer:
             )
         else:
             self._comm = comm.dup()
-            self._way = _OneSided(comm, begin, rule, _Pace(self._comm, staleness))
+            self._way = _OneSided(self._comm, begin, rule, _Pace(self._comm, staleness))
 
     @property
     def serves(self) -> bool:
@@ -356,6 +356,7 @@ class _OneSided:
 
     def __init__(self, comm: shmring.Comm, params: NDArray[Any], rule: Rule, pace: _Pace) -> None:
         self._chunks = list(_chunks(params.size, _CHUNK))
+        self._comm = comm
         self._params = comm.shared(params.size, params.dtype, locks=len(self._chunks))
         self._state = [comm.shared(params.size, params.dtype) for _ in range(rule.num_states)]
         self._steps = comm.shared(1, "i8")  # of all workers
@@ -372,16 +373,23 @@ class _OneSided:
         return self._pace.most_ahead
 
     def push(self, gradient: NDArray[Any]) -> None:
+        step = 0 if self._plain else int(self._steps.fetch_and_add(0, 1)) + 1
+        try:
+            self._add(gradient, step)
+            self._pace.advance(1)
+        except shmring.Timeout as error:  # of a lock, which leaves the communicator usable
+            self._comm.abort(f"rank {self._comm.rank} may have applied a part of its gradient: {error}")
+            raise
+
+    def _add(self, gradient: NDArray[Any], step: int) -> None:
         if self._plain:
             np.multiply(gradient, -self._plain.lr, out=self._addition)
             self._params.accumulate(..., self._addition)
-        else:
-            step = int(self._steps.fetch_and_add(0, 1)) + 1
-            for number, chunk in enumerate(self._chunks):
-                with self._params.lock(number):
-                    state = [each[chunk] for each in self._state]
-                    apply(self._rule, self._params[chunk], gradient[chunk], state, self._scratch, step)
-        self._pace.advance(1)
+            return
+        for number, chunk in enumerate(self._chunks):
+            with self._params.lock(number):
+                state = [each[chunk] for each in self._state]
+                apply(self._rule, self._params[chunk], gradient[chunk], state, self._scratch, step)
 
     def pull(self, out: NDArray[Any]) -> None:
         self._pace.keep()

@@ -6,6 +6,7 @@ Hosts are names here, and the network is loopback: see conftest.world_over_hosts
 
 import contextlib
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from programs import KINDS, WAYS, Prepared, run_program, seeds_of
 from ranks import Ranks
 
 from shmring._core import kernels
+from shmring._internode.context import most_parts
 from tests.collectives.test_collectives import CALLS, FOLDING, IN_PLACE, some_calls
 from tests.collectives.test_collectives import FACTORS as ON_ONE_HOST
 from tests.collectives.test_fused import fused_and_separate
@@ -413,3 +415,24 @@ def test_a_host_of_many_ranks_beside_hosts_of_one():
     """Sum with pieces that differ in length by more than the messages in flight between two ranks."""
     with Ranks(67, nodes=[0, 1] + [2] * 65) as ranks:
         assert all(ranks.meet()(sum_of_many, 100_001))
+
+
+def parts_of_a_slice(counts, ngrains):
+    """Return the most parts of a slice if every host divides so many grains among its ranks."""
+    begins = {count: [count_before(ngrains, count, rank) for rank in range(count + 1)] for count in counts}
+    cuts = {begin for of_host in begins.values() for begin in of_host}
+    slices = [pair for of_host in begins.values() for pair in itertools.pairwise(of_host) if pair[0] < pair[1]]
+    return max(1 + sum(begin < cut < end for cut in cuts) for begin, end in slices)
+
+
+def count_before(ngrains, nranks, rank):
+    return ngrains // nranks * rank + min(ngrains % nranks, rank)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 8, 16), (1, 6, 12), (2, 3), (2, 2, 32), (4, 6, 9), (8, 16), (5, 5)])
+def test_no_slice_has_more_parts_than_the_queue_is_asked_for(counts):
+    """Borders that coincide as fractions are apart after rounding to grains."""
+    limit = most_parts(counts)
+    assert limit < sum(counts)
+    for ngrains in (*range(1, 200), 1000, 1013):
+        assert parts_of_a_slice(counts, ngrains) <= limit

@@ -2,6 +2,7 @@
 test_transfers.py and test_message_failures.py check on one host; and failures that only a network can have.
 """
 
+import contextlib
 import os
 import socket
 import struct
@@ -23,6 +24,7 @@ from tests.p2p import test_transfers as transfers
 from tests.p2p.test_point_to_point import RECORD, TINY
 
 SOON_S = 10
+ABORT_S = 16
 APART = [0, 1]
 PAIRS = [0, 0, 1, 1]
 MIXED = [0, 1, 0, 1, 1]
@@ -330,21 +332,54 @@ def test_an_abort_is_heard_behind_what_was_sent(world_over_hosts):
         assert error.reason == "enough"
 
 
+def abort_while_the_socket_is_full(comm):
+    """Rank 0 makes no call after its abort, so nothing but shmring itself can send the rest of the piece and
+    the reason."""
+    comm.barrier()
+    for line in sockets(socket.AF_INET):
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    comm.barrier()
+    if comm.rank == 0:
+        comm.isend(np.zeros(1 << 22), 1)
+        comm.abort("enough")
+        time.sleep(ABORT_S)
+        return None
+    time.sleep(0.5)
+    began = time.monotonic()
+    with pytest.raises(shmring.Aborted, match="enough"):
+        comm.barrier(timeout=ABORT_S)
+    return time.monotonic() - began
+
+
+def test_an_abort_is_sent_though_no_call_follows(world_over_hosts):
+    _, waited_s = world_over_hosts(APART)(abort_while_the_socket_is_full)
+    assert waited_s < ABORT_S / 2
+
+
 # ---- failures of the network ------------------------------------------------------------------------------
+
+
+def sockets(family):
+    """This process's sockets of a family, as duplicates, in the order of their descriptors."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("socket:"):
+                line = socket.socket(fileno=os.dup(int(path.name)))
+                if line.family == family:
+                    found[int(path.name)] = line
+    return [found[fd] for fd in sorted(found)]
 
 
 def sockets_of_channels(to_port):
     """The connections of this process to a port of rank 0's: the second one is the control channel."""
     found = []
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            if os.readlink(path).startswith("socket:"):
-                line = socket.socket(fileno=os.dup(int(path.name)))
-                if line.family == socket.AF_INET and line.getpeername()[1] == to_port:
-                    found.append((int(path.name), line))
-        except OSError:
-            continue
-    return [line for _, line in sorted(found, key=lambda entry: entry[0])]
+    for line in sockets(socket.AF_INET):
+        with contextlib.suppress(OSError):
+            if line.getpeername()[1] == to_port:
+                found.append(line)
+    return found
 
 
 HEAD = struct.Struct("<IIIIIIQ")  # magic, kind, bytes, flags, tag, type, whole

@@ -188,6 +188,29 @@ def test_over_hosts_ranks_serve(world_over_hosts, where):
         assert weights in (None, [-20])
 
 
+def push_while_another_holds_a_lock(comm):
+    server = ParameterServer(comm, np.zeros(3 * module._CHUNK), module.SGD(1, momentum=0.5), staleness=None)
+    if comm.rank == 1:
+        with server._way._params.lock(1):
+            comm.barrier()
+            comm.barrier()
+        with pytest.raises(shmring.Aborted, match="rank 0 may have applied a part of its gradient"):
+            server.pull(np.zeros(3 * module._CHUNK))
+    else:
+        comm.barrier()
+        server._comm.timeout_s = 0.3
+        with pytest.raises(shmring.Timeout):
+            server.push(np.ones(3 * module._CHUNK))
+        comm.barrier()
+        with pytest.raises(shmring.Aborted, match="a part of its gradient"):
+            server.push(np.ones(3 * module._CHUNK))
+    comm.barrier()  # the caller's communicator goes on
+
+
+def test_a_gradient_that_is_applied_in_part_ends_the_server(world_of):
+    world_of(2)(push_while_another_holds_a_lock)
+
+
 def run_ahead(comm, servers, staleness, steps):
     """Make steps on rank 1 but not on rank 2; return how far rank 1 gets, and the CPU seconds of its wait."""
     done = comm.shared(1, "i8")

@@ -243,6 +243,25 @@ static void test_words(void)
     close_sides();
 }
 
+/* ---- the end of a message ---------------------------------------------------------------------------------------- */
+
+/* A rank that has sent its message may make no more calls for long, so nothing of it may stay in the sender. */
+static void test_whole_message(void)
+{
+    static unsigned char data[20000];
+    struct sr_outgoing out = {.head = {.message_nbytes = sizeof data}, .data = data};
+    int nwaits = 0;
+    check_begin("a message is whole once the socket has taken all of it");
+    connect_ends();
+    open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 1, CHECK_FROM_ZERO);
+    while (side[0].channel.remote_ring_nbytes == 0)
+        sr_channels_step(&side[0].channels);
+    for (; sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WAIT; nwaits++)
+        sr_channels_step(&side[1].channels);
+    CHECK(nwaits > 0 && !has_rest(&side[0].channel));
+    close_sides();
+}
+
 /* ---- receipts --------------------------------------------------------------------------------------------------- */
 
 /* Side 1 gives all receipts while the socket of side 0 takes nothing, so most of them are owed. */
@@ -373,6 +392,7 @@ int main(void)
     test_both_ways("both ways, positions wrap", 8192, 4096, 1, CHECK_PAST_64_BITS);
     test_both_ways("both ways, long rings", RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
     test_words();
+    test_whole_message();
     test_receipts();
     test_sender_ends();
     test_receiver_ends();
