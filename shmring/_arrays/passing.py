@@ -71,6 +71,8 @@ class Head(ctypes.Structure):
         ("next_use", ctypes.c_uint32 * 2),  # the number of the next pickle in `slots`, and behind the array
         ("is_reusable", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
         ("is_by_value", ctypes.c_uint8),  # a pool made it to send one array; see `reduce_copy`
+        # A forked child has arrays that `references` lacks: nobody frees the pages or uses the block again.
+        ("is_uncounted", ctypes.c_uint8),
         # One for each pickle: 0, or the number of the use, and _SENT or _LOADED.
         ("slots", ctypes.c_uint16 * _NSLOTS),
     )
@@ -241,7 +243,7 @@ class PassedMemory:
             if self.part is not None:
                 head.references -= 1
                 self.part = None  # no handler of a signal runs between these two lines
-            if head.references == 0 and not head.is_reusable:
+            if head.references == 0 and not (head.is_reusable or head.is_uncounted):
                 segments.free(self.fd, _HEAD_NBYTES, _file_nbytes(self.nbytes) - _HEAD_NBYTES)
 
     def close(self) -> None:
@@ -323,7 +325,7 @@ def _close_unused(block: PassedMemory) -> None:
         return
     if block.part is None and block.fd >= 0:
         if (
-            block.head.is_reusable
+            _may_be_reused(block.head)
             and block.maker == os.getpid()
             and not file_descriptors.are_scarce(block.fd)
         ):
@@ -333,6 +335,10 @@ def _close_unused(block: PassedMemory) -> None:
         else:
             block.close()
     _sent.discard(block)  # last: after an exception, the next sweep finds the block
+
+
+def _may_be_reused(head: Head) -> bool:
+    return bool(head.is_reusable and not head.is_uncounted)
 
 
 def _reuse_limit_nbytes() -> int:
@@ -359,7 +365,8 @@ def _sweep() -> None:
 
 def _used_again(nbytes: int) -> PassedMemory | None:
     for place, block in enumerate(_reusable):
-        if nbytes <= block.nbytes <= 2 * nbytes and block.head.references == 0:
+        head = block.head
+        if nbytes <= block.nbytes <= 2 * nbytes and head.references == 0 and _may_be_reused(head):
             return _reusable.pop(place)
     return None
 
@@ -837,27 +844,49 @@ def _are_under_way() -> bool:
     return bool(_sent)
 
 
+_counted_for_child: set[PassedMemory] = set()
+
+
 def _before_fork() -> None:
-    """Count the references of the child. If there will be no child, some memory is only freed later."""
+    """Count the references of the child. If there will be no child, some memory is only freed later.
+
+    Python goes on with the fork after any exception here. `_mark_uncounted` then makes up for it.
+    """
     is_inside = _is_inside()
     _inside.acquire()
     if not is_inside:
         _guard.acquire()
     for block in _blocks.values():
         if block.part is not None:
-            with contextlib.suppress(Error, OSError), segments.locked(block.fd):
+            with contextlib.suppress(Error, OSError), segments.locked(block.fd):  # it needs a descriptor
                 block.head.references += 1
+                _counted_for_child.add(block)
+
+
+def _mark_uncounted() -> None:
+    """Leave the memory to the kernel where the child's reference could not be counted.
+
+    The parent and the child both do so, before either drops an array.
+    """
+    for block in _blocks.values():
+        if block.part is not None and block not in _counted_for_child:
+            block.head.is_uncounted = 1
+    _counted_for_child.clear()
 
 
 def _after_fork_in_parent() -> None:
+    _mark_uncounted()
+    if not _is_inside():  # an exception came before the guard was taken
+        return
     _inside.release()
-    if not _is_inside():
+    if not _is_inside() and _guard.locked():
         _guard.release()
 
 
 def _after_fork_in_child() -> None:
     global _guard, _inside
     _guard, _inside = threading.Lock(), threading.RLock()
+    _mark_uncounted()
     if _in_keeper:
         return
     _token.cache_clear()

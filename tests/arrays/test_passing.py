@@ -1,6 +1,7 @@
 """Arrays that travel between processes as descriptors: `share` and its kin."""
 
 import concurrent.futures
+import contextlib
 import copy
 import copyreg
 import gc
@@ -677,6 +678,69 @@ def test_an_exception_while_an_array_goes_only_delays_the_rest():
         shmring.shared_zeros(1)
         assert set(segments()) == before, injection.places
     assert n > 10
+
+
+def sum_after(pipe, x):
+    """Return the sum of an array once the other process has dropped its own."""
+    assert pipe.recv_bytes() == b"dropped"
+    return float(x.sum())
+
+
+def drop_and_tell(pipe, arrays):
+    arrays.clear()
+    pipe.send_bytes(b"dropped")
+
+
+def fork_without_descriptors(monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        return os.fork()
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def fork_interrupted(monkeypatch):
+    """A signal handler raises in the hook before the fork."""
+    whole = passing._is_inside
+
+    def interrupt():
+        monkeypatch.setattr(passing, "_is_inside", whole)
+        raise Interrupt
+
+    monkeypatch.setattr(passing, "_is_inside", interrupt)
+    return os.fork()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in the hook
+@pytest.mark.parametrize("child_drops", [True, False])
+@pytest.mark.parametrize("fork", [fork_without_descriptors, fork_interrupted])
+def test_a_child_whose_reference_is_not_counted_shares_the_memory(monkeypatch, fork, child_drops):
+    arrays = [shmring.share(np.ones(1000))]
+    (parents, of_child), (from_parent, to_child) = os.pipe(), os.pipe()
+    pid = fork(monkeypatch)
+    if pid == 0:
+        if child_drops:
+            arrays.clear()
+            os.write(of_child, b"dropped")
+            os._exit(0)
+        os.read(from_parent, 7)
+        os._exit(int(arrays[0].sum() != 1000))
+    if child_drops:
+        os.read(parents, 7)
+        assert arrays[0].sum() == 1000
+    arrays.clear()
+    os.write(to_child, b"dropped")
+    assert os.waitpid(pid, 0)[1] == 0
+    for fd in (parents, of_child, from_parent, to_child):
+        os.close(fd)
+    assert travel(shmring.share(np.ones(3))).sum() == 3
 
 
 def test_a_pickle_of_another_machine_is_refused():
