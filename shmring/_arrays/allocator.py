@@ -6,6 +6,7 @@ each rank owns one byte ("freed"). `Arrays` is constructed with an engine.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import math
@@ -73,12 +74,9 @@ class Adoption:
     adopts an array, or is closed.
     """
 
-    _block: _Block | None = None  # also if __init__ raises first
-
-    def __init__(self, arrays: Arrays, block: _Block, owner: object) -> None:
+    def __init__(self, arrays: Arrays, block: _Block) -> None:
         self._arrays = arrays
-        self._owner: object = owner
-        self._block = block
+        self._block: _Block | None = block
 
     def release(self) -> None:
         """Make the array private to this rank again, and keep its contents. Local.
@@ -96,15 +94,33 @@ class Adoption:
         block = self._block
         if block is not None and block.is_of_this_process():
             self._arrays.release(block)
-        self._block = self._owner = None
+        self._block = None
 
-    def __del__(self) -> None:
-        if self._block is not None:
-            self._arrays.release_later(self._block, self._owner)
+
+class _Waiting:
+    """An adopted block, and the owner of its memory, which has to live until the block is released."""
+
+    __slots__ = ("block", "owner")
+
+    def __init__(self, block: _Block, owner: object) -> None:
+        self.block, self.owner = block, owner
+
+
+class _AdoptionRef(weakref.ref[Adoption]):
+    """As _Waiting, for an Adoption. Once that is dropped, C code appends this to `Arrays._to_release`.
+
+    So no exception of a signal handler in a destructor can prevent it.
+    """
+
+    __slots__ = ("block", "owner")
+    block: _Block
+    owner: object
 
 
 class _Block:
     """One allocation as this process maps it."""
+
+    adoption: _AdoptionRef | None = None  # if its own part is adopted, until it is released
 
     def __init__(self, mapping: segments.Mapping, stride: int, rank: int, size: int) -> None:
         self.mapping = mapping
@@ -220,7 +236,7 @@ class Arrays:
         self._one_for_all: weakref.WeakSet[segments.Mapping] = weakref.WeakSet()
         self._privatising = threading.RLock()
         self._last_id = 0
-        self._to_release: list[tuple[_Block, object]] = []
+        self._to_release: collections.deque[_Waiting | _AdoptionRef] = collections.deque()
         self._is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
@@ -257,11 +273,15 @@ class Arrays:
             raise self._failure_of_another(failure, "adopt its array", nbytes, timeout_s)
         try:
             _adopted.add(block)  # until it is released: a garbage collection must not unmap it before
-            adoption = Adoption(self, block, owner)
+            adoption = Adoption(self, block)
             self._keep(block)
+            weakref.finalize(adoption, self._release_if_closed).atexit = False
+            ref = _AdoptionRef(adoption, self._to_release.append)  # called before the finalizer
+            ref.block, ref.owner, block.adoption = block, owner, ref
             return adoption
         except BaseException:
-            self.release_later(block, owner)
+            self._to_release.append(_Waiting(block, owner))
+            self._release_if_closed()
             raise
 
     def check_not_adopted(self, address: int, nbytes: int) -> None:
@@ -288,23 +308,22 @@ class Arrays:
         with self._privatising:
             block.release()
         _adopted.discard(block)
-
-    def release_later(self, block: _Block, owner: object) -> None:
-        """Queue the block of a dropped Adoption for release, and keep `owner` alive until then."""
-        self._to_release.append((block, owner))
-        if self._is_closed:
-            self._release_waiting()
+        block.adoption = None
 
     def _is_in_use(self, block: _Block) -> bool:
         # Another rank may still have to copy a message that lies in the block.
         return self._engine.has_pending() or self._is_in_transfer(block.own_address, block.stride)
 
     def _release_waiting(self) -> None:
-        for waiting in self._to_release.copy():
-            block, _ = waiting
-            if not self._is_in_use(block):
-                self.release(block)
-                self._to_release = [other for other in self._to_release if other is not waiting]
+        for waiting in list(self._to_release):
+            if not self._is_in_use(waiting.block):
+                self.release(waiting.block)
+                with contextlib.suppress(ValueError):  # another thread has done the same
+                    self._to_release.remove(waiting)
+
+    def _release_if_closed(self) -> None:
+        if self._is_closed:
+            self._release_waiting()
 
     def one_for_all(self, nbytes: int, timeout_s: float) -> NDArray[np.uint8]:
         """Collective: return zeros in one memory that all ranks share. The last reference unmaps it."""
@@ -372,7 +391,7 @@ class Arrays:
         except Error as error:
             failure = error
         except BaseException as error:  # for example Ctrl-C: the other ranks wait for this rank's vote
-            self._engine.abort_outside_call(error)
+            self._engine.report(error)
             raise
         if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
@@ -424,7 +443,7 @@ class Arrays:
                 os.close(fd)
             if fd is not None or isinstance(error, (Timeout, RankFailed)):
                 # A descriptor may still be in flight, so these sockets cannot be used again.
-                self._engine.abort_outside_call(error)
+                self._engine.report(error)
             raise
 
     def _sweep(self) -> None:

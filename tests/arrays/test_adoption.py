@@ -6,12 +6,14 @@ import gc
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from injections import injection_of
 from ranks import Ranks, until_stopped, until_there
 
 import shmring
@@ -558,3 +560,35 @@ def release_in_a_child(comm):
 def test_a_forked_child_gives_nothing_back():
     with Ranks(2) as ranks:
         assert ranks.meet()(release_in_a_child) == [9, 9]
+
+
+def drop_with_an_interrupt_at_each_point(comm):
+    """An exception in a destructor only delays the release to the next allocation."""
+    sys.unraisablehook = lambda _: None
+    n = 0
+    while True:
+        n += 1
+        array = own_array()
+        place, adoptions = array.ctypes.data, [comm.adopt(memory_of(array))]
+        array[:] = 7
+        del array
+        injection = injection_of("point", n)
+        gc.disable()
+        injection.run(adoptions.clear)
+        gc.enable()
+        places = injection.places
+        del injection
+        other = own_array()
+        assert other.ctypes.data != place or not allocator._adopted, places
+        other[:] = 1
+        comm.all_reduce(other)
+        assert (other == comm.size).all(), places
+        comm.empty(1)
+        assert not allocator._adopted, places
+        if comm.all_reduce(not places, "min"):
+            return n
+
+
+def test_an_exception_while_an_adoption_goes_only_delays_the_rest():
+    with Ranks(2) as ranks:
+        assert min(ranks.meet()(drop_with_an_interrupt_at_each_point)) > 3
