@@ -67,6 +67,16 @@ class Part:
         }
 
 
+class _PartRef(weakref.ref[Part]):
+    """A reference to the part of an array. After the part's end it is in a list, until its block is freed.
+
+    C code appends it there, so no exception of a signal handler in a destructor can prevent it.
+    """
+
+    __slots__ = ("block",)
+    block: _Block
+
+
 class Adoption:
     """An array of another library whose memory all ranks of the host map; returned by `Comm.adopt`.
 
@@ -121,6 +131,7 @@ class _Block:
     """One allocation as this process maps it."""
 
     adoption: _AdoptionRef | None = None  # if its own part is adopted, until it is released
+    part: _PartRef | None = None  # of the own array
 
     def __init__(self, mapping: segments.Mapping, stride: int, rank: int, size: int) -> None:
         self.mapping = mapping
@@ -145,19 +156,20 @@ class _Block:
         """Free this rank's pages after its last array. The mapping stays until all ranks have freed.
 
         A child that was forked meanwhile may still read them. They are then freed with the last mapping.
+        After an exception, call it again. One thread at a time calls it.
         """
         if os.getpid() != self._pid:
             return  # a forked child drops its copy of the reference; the memory is the parent's
-        if self._own_part_is_free:
+        if self._is_unused:
             return
         self._own_part_is_free = True
-        if self._is_shared:
-            try:
-                if self._nforks == _nforks:
-                    self.mapping.discard(self._rank * self.stride, self.stride)
-            finally:
+        try:
+            if self._is_shared and self._nforks == _nforks:
+                self.mapping.discard(self._rank * self.stride, self.stride)
+        finally:  # no handler of a signal runs between these lines; one may have come here before
+            if self._is_shared and not self._is_unused:
                 self._freed[self._rank] = 1  # last: once all are set, another thread may unmap the block
-        self._is_unused = True
+            self._is_unused = True
         if self._is_orphaned:
             self.mapping.close()
 
@@ -218,6 +230,18 @@ class _Block:
             self.mapping.close()
 
 
+_freeing = threading.RLock()  # of free_own_part
+
+
+def _free_dropped(dropped: collections.deque[_PartRef]) -> None:
+    """Free the parts of arrays that are gone. After an exception, the next call completes it."""
+    for ref in list(dropped):
+        with _freeing:
+            ref.block.free_own_part()
+            with contextlib.suppress(ValueError):  # another thread has done the same
+                dropped.remove(ref)
+
+
 class Arrays:
     """The shared blocks of one communicator on one rank."""
 
@@ -237,6 +261,7 @@ class Arrays:
         self._privatising = threading.RLock()
         self._last_id = 0
         self._to_release: collections.deque[_Waiting | _AdoptionRef] = collections.deque()
+        self._dropped: collections.deque[_PartRef] = collections.deque()
         self._is_closed = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], timeout_s: float) -> NDArray[Any]:
@@ -250,7 +275,9 @@ class Arrays:
         block = self._allocate(nbytes, timeout_s)
         self._keep(block)
         part = Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
-        weakref.finalize(part, block.free_own_part).atexit = False
+        weakref.finalize(part, _free_dropped, self._dropped).atexit = False
+        block.part = _PartRef(part, self._dropped.append)  # called before the finalizer
+        block.part.block = block
         return np.asarray(part).view(dtype).reshape(shape)
 
     def adopt(self, address: int, nbytes: int, owner: object, timeout_s: float) -> Adoption:
@@ -305,7 +332,7 @@ class Arrays:
             except BaseException:
                 block.recall_own_address()
                 raise
-        with self._privatising:
+        with self._privatising, _freeing:
             block.release()
         _adopted.discard(block)
         block.adoption = None
@@ -449,6 +476,7 @@ class Arrays:
     def _sweep(self) -> None:
         """Unmap blocks that every rank has freed. Call this between calls: call lines refer to blocks."""
         self._release_waiting()
+        _free_dropped(self._dropped)
         # Not items(): without memory for its iterator, CPython 3.11 crashes.
         for number in [number for number in self._blocks if self._blocks[number].is_free()]:
             block = self._blocks.pop(number)

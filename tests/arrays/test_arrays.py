@@ -16,6 +16,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from injections import injection_of
 from leftovers import names_in_shm
 from ranks import Died, Ranks, until_there
 
@@ -538,3 +539,38 @@ def test_names_of_ml_dtypes_are_known_or_say_what_to_install(tmp_path):
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert done.stderr.endswith("dtype 'bfloat16' is of the package ml_dtypes: pip install ml_dtypes\n")
+
+
+def own_mapped_nbytes():
+    with open("/proc/self/maps") as maps:
+        places = [line.split()[0].split("-") for line in maps if "/memfd:shmring" in line]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in places)
+
+
+def drop_with_an_interrupt_at_each_point(comm):
+    sys.unraisablehook = lambda _: None
+    x, n = comm.empty(MIB, "u1"), 0
+    del x
+    for _ in range(2):
+        comm.empty(0)
+        comm.empty(1)
+    before = own_mapped_nbytes()
+    while True:
+        n += 1
+        arrays = [comm.empty(MIB, "u1")]
+        injection = injection_of("point", n)
+        gc.disable()
+        injection.run(arrays.clear)
+        gc.enable()
+        places = injection.places
+        del injection
+        for _ in range(2):
+            comm.empty(1)  # first frees the pages, then unmaps what all ranks have freed
+        assert own_mapped_nbytes() < before + MIB, places
+        if comm.all_reduce(not places, "min"):
+            return n
+
+
+def test_an_exception_while_an_array_goes_only_delays_the_rest():
+    with Ranks(2) as ranks:
+        assert min(ranks.meet()(drop_with_an_interrupt_at_each_point)) > 3
