@@ -28,7 +28,8 @@ class Residuals:
         """Return `length` errors, zeros at first, for a place in x's memory; None without weak references."""
         owner, seen_nbytes = _owner_of(x)
         number = id(owner)
-        if number not in self._kept:
+        # An exception of a signal handler may have kept the callback from dropping those of a dead owner.
+        if number not in self._kept or not self._kept[number].is_of(owner):
             try:
                 reference = weakref.ref(owner, lambda _: self._kept.pop(number, None))
             except TypeError:
@@ -45,6 +46,9 @@ class _Kept:
         self._residuals: dict[_Place, Residual] = {}
         # Only the first array of a list is counted, so `at` allows more.
         self._most_nbytes = most_nbytes
+
+    def is_of(self, owner: Any) -> bool:
+        return self._reference() is owner
 
     def at(self, place: _Place, length: int) -> Residual:
         if place not in self._residuals:

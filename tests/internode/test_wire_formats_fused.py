@@ -132,3 +132,11 @@ def test_what_is_kept_of_one_array_is_bounded_and_goes_with_it():
 def test_what_does_not_show_its_end_keeps_nothing():
     x = np.frombuffer(bytes(400), "f4")
     assert Residuals().of(x, (x.ctypes.data, 11, 100), 100) is None
+
+
+def test_an_interrupted_destructor_leaves_no_errors_to_another_array():
+    """The callback of a weak reference has raised, and the next array has the same identity."""
+    residuals, one, other = Residuals(), np.ones(9, "f4"), np.ones(9, "f4")
+    residuals.of(one, (1, 2, 3), 9)[:] = 7
+    residuals._kept[id(other)] = residuals._kept.pop(id(one))
+    assert not residuals.of(other, (1, 2, 3), 9).any()
