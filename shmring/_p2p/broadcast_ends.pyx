@@ -36,6 +36,10 @@ cdef class BroadcastEnds(RingEndsBase):
     cdef bint has_entered               # the writer has admitted this reader
     cdef readonly object _last_death    # how the last reader that was found dead died
 
+    def __dealloc__(self):   # as that of RingEndsBase
+        if self.shared != NULL and self.is_mapped():
+            self.leave()
+
     def __init__(self, mapping, int pauses):
         cdef uintptr_t address = mapping.address
         cdef sr_broadcast *shared = <sr_broadcast *> address

@@ -37,6 +37,7 @@ cdef class RingEndsBase:
     cdef readonly object closed_because
     cdef public int _fd                 # of the memory; -1: not open, or given up. Setting it allocates nothing
 
+    cdef bint is_mapped(self) noexcept
     cdef int take_side(self, int side) except -1
     cdef bint may_take(self) except -1
     cdef int check_readers(self) except -1

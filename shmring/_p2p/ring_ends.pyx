@@ -2,6 +2,7 @@
 # a ring with one reader; BroadcastEnds (broadcast_ends) is of a ring with several; RingEndsBase has what both do alike.
 # The modules `ring` and `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -49,6 +50,7 @@ cdef inline bint is_unwanted(int kind, object out, bint takes_objects) noexcept:
     return (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None)
 
 
+@cython.no_gc_clear   # __dealloc__ of a subclass needs `mapping`
 cdef class RingEndsBase:
     """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
 
@@ -57,6 +59,17 @@ cdef class RingEndsBase:
         self._fd = -1
         self.producer = &self.own_producer
         self.watched_fd[SR_PRODUCER] = self.watched_fd[SR_CONSUMER] = -1
+
+    # Nothing is left to do after `close`, which an exception of a signal handler in a destructor may prevent. A pickle
+    # under way then cannot be loaded any more.
+    def __dealloc__(self):
+        sr_process_close(self.watched_fd[SR_PRODUCER])
+        sr_process_close(self.watched_fd[SR_CONSUMER])
+        sr_process_close(self._fd)
+
+    # The garbage collector may have unmapped the memory before, with the attributes of `mapping`.
+    cdef bint is_mapped(self) noexcept:
+        return self.mapping.address != 0
 
     # -- the two kinds of rings differ in this --
 
@@ -722,6 +735,10 @@ cdef class RingEnds(RingEndsBase):
         sr_ring_format(&q.ring, 0)
         q.nbytes = nbytes
         q.magic = SR_QUEUE_MAGIC
+
+    def __dealloc__(self):   # as that of RingEndsBase
+        if self.q != NULL and self.is_mapped():
+            self.leave()
 
     cdef int take_side(self, int side) except -1:
         cdef sr_liveness *liveness = &self.q.liveness[side]

@@ -3,8 +3,11 @@
 import concurrent.futures
 import contextlib
 import copy
+import ctypes
+import functools
 import gc
 import multiprocessing
+import operator
 import os
 import pickle
 import queue
@@ -270,6 +273,33 @@ def test_a_close_that_was_interrupted_is_completed(monkeypatch, kind):
             ring.close()
     ring.close()
     assert segments() == before
+
+
+send_signal = ctypes.CDLL(None)["raise"]  # signal.raise_signal runs the handler itself
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@BOTH
+def test_an_interrupted_destructor_closes_the_ring(monkeypatch, kind):
+    """The other side hears of it, and no descriptor is left."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the ring with the traceback
+    gc.collect()
+    before = segments()
+    with Child() as child:
+        rings = [KINDS[kind]()]
+        child.call(keep, rings[0])
+        rings[0].put(b"item")
+        before_handler = signal.signal(signal.SIGUSR1, interrupt)
+        try:  # C code sends the signal and drops the ring: the handler runs in the destructor
+            list(map(operator.call, (functools.partial(send_signal, signal.SIGUSR1), rings.clear)))
+        finally:
+            signal.signal(signal.SIGUSR1, before_handler)
+        assert segments() == before
+        assert child.call(call_kept, "get", ENOUGH_S) == b"item"
+        assert child.call(call_kept, "get", ENOUGH_S).startswith(ENDED)
 
 
 def fill(ring):
