@@ -566,8 +566,8 @@ cdef object take_slowly(Operand *operand, object x, bint writable, str what, bin
 
 cdef void release(Operand *operand) noexcept:
     if operand.held:
+        operand.held = False   # first: the release may run Python code
         PyBuffer_Release(&operand.view)
-        operand.held = False
 
 
 # ---- an arena: shared memory for the arrays that NumPy makes ----

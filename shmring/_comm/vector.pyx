@@ -573,6 +573,9 @@ cdef class _VectorWork(Work):
     cdef _Parts parts
     cdef object out
 
+    cdef void let_go(self) noexcept:
+        self.parts = None
+
     cdef int finish_description(self) except -1:
         cdef Call *c = &self.task.call
         cdef int kind = c.named

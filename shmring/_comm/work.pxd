@@ -12,6 +12,7 @@ cdef class Work(Issued):
     cdef int notice_fd      # readable once the call is finished; -1 until requested
 
     cdef int finish(self) except -1
+    cdef void let_go(self) noexcept
 
 
 cdef object number_of(object array, type kind)

@@ -10,6 +10,7 @@ from .._arrays.operands cimport release
 from .._core.group cimport DONE
 from .._core.segment cimport sr_flag_take
 from .._core.timeouts cimport deadline_ns_of
+from .._engine.progress cimport reap
 from .._engine.queue cimport is_finished
 
 import numpy as np
@@ -88,6 +89,11 @@ cdef class Work(Issued):
             self.wait()
         return 0
 
+    cdef void let_go(self) noexcept:
+        release(&self.a)
+        release(&self.b)
+        self.kept = None
+
     @cython.nonecheck(True)
     def done(self):
         """Return whether the call is finished, successfully or not.
@@ -95,9 +101,12 @@ cdef class Work(Issued):
         Returns
         -------
         bool
-            Does not block.
+            Does not block. True: the arrays may be used again.
         """
-        return is_finished(self.engine.queue, &self.task)
+        if not is_finished(self.engine.queue, &self.task):
+            return False
+        reap(self.engine.queue)   # or their buffers would stay exported until the progress thread comes
+        return True
 
     def result(self, timeout=None):
         """Wait as `wait` does, and return what the call returns without async_op=True.

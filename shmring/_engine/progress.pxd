@@ -16,6 +16,7 @@ cdef class Issued:
     cdef object communicator, kept   # kept alive until the call is finished
 
     cdef int finish_description(self) except -1
+    cdef void let_go(self) noexcept
 
 
 cdef Queue *new_queue(Group *g) except NULL

@@ -68,6 +68,10 @@ cdef class Issued:
     cdef int finish_description(self) except -1:
         return 0
 
+    # The call is finished: release the arrays, also if the program keeps this object. This may run any Python code.
+    cdef void let_go(self) noexcept:
+        self.kept = None
+
 
 # ---- one queue -------------------------------------------------------------------------------------------------
 
@@ -134,6 +138,7 @@ cdef void reap(Queue *q) noexcept:
         t = q.task[number & q.mask]
         sr_flag_set(&q.reaped, number)
         if t.keeper != NULL:
+            (<Issued> t.keeper).let_go()
             Py_DECREF(<object> t.keeper)
 
 

@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import time
 
 import ml_dtypes
 import numpy as np
@@ -367,6 +368,33 @@ def test_buffers_are_let_go_after_a_call():
         with pytest.raises(ValueError, match="overlap"):
             comm.all_reduce(memoryview(x)[:60], out=memoryview(x)[40:])
         x.extend(b"grows")
+
+
+def grow_after(comm, name, is_waited_for):
+    """The program may resize its arrays once a call in the background is finished, and keep the Work."""
+    x = bytearray(5000)
+    work = BACKGROUND[name](comm, x)
+    if is_waited_for:
+        work.wait()
+    while not work.done():
+        time.sleep(0.001)
+    x.extend(b"grows")
+    return work.result() is not None
+
+
+BACKGROUND = {
+    "reduce": lambda comm, x: comm.all_reduce(x, async_op=True),
+    "gather": lambda comm, x: comm.all_gather(x, async_op=True),
+    "gather_v": lambda comm, x: comm.all_gather_v(x, async_op=True),
+    "many": lambda comm, x: comm.all_reduce_many([x], async_op=True),
+}
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+@pytest.mark.parametrize("name", BACKGROUND)
+def test_buffers_are_let_go_after_a_call_in_the_background(world_of, name, is_waited_for):
+    found = world_of(2)(grow_after, name, is_waited_for)
+    assert found == ["gather" in name] * 2
 
 
 def map_file(comm, path):
