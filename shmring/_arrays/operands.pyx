@@ -536,15 +536,18 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
         operand.dtype, operand.itemsize = dtype, operand.view.itemsize
         operand.count = operand.view.len // operand.itemsize
         return None
-    found = dtype_of_buffer(x, operand.view.format) if moves else None
-    if found is not None and not buffers.has_references(found):
-        describe_items(operand, found, operand.view.len)
-        if isinstance(found, str):
-            operand.items.nbytes = max(operand.view.itemsize, <Py_ssize_t> 1)
-        return None
-    release(operand)
-    error = TypeError(f"elements of format {operand.view.format.decode()!r}")
-    raise buffers.explain_refusal(x, what, False, moves, error, DTYPES)
+    try:
+        found = dtype_of_buffer(x, operand.view.format) if moves else None
+        if found is not None and not buffers.has_references(found):
+            describe_items(operand, found, operand.view.len)
+            if isinstance(found, str):
+                operand.items.nbytes = max(operand.view.itemsize, <Py_ssize_t> 1)
+            return None
+        error = TypeError(f"elements of format {operand.view.format.decode()!r}")
+        raise buffers.explain_refusal(x, what, False, moves, error, DTYPES)
+    except BaseException:
+        release(operand)
+        raise
 
 
 cdef object take_slowly(Operand *operand, object x, bint writable, str what, bint moves):

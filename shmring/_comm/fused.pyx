@@ -101,6 +101,15 @@ cdef class _Members:
         self.places = mixed(self.places ^ ~<uint64_t> <uintptr_t> member.out)
         return 0
 
+    # Keep the memory of an operand until the end of the call, in place of its buffer.
+    cdef int keep(self, Operand *operand, object kept, object x) except -1:
+        try:
+            if operand.held or kept is not None:
+                self.kept.append(kept if kept is not None else memoryview(x))
+        finally:
+            release(operand)
+        return 0
+
     # Raise ValueError if arrays overlap: separate calls would reduce a repeated array once for each occurrence.
     cdef int check_disjoint(self) except -1:
         cdef Span *span = <Span *> malloc((2 * self.count + 1) * sizeof(Span))

@@ -98,8 +98,8 @@ cdef class _Parts:
             kept = take(operand, x, writable, what, True)
         except Exception:
             kept = take(operand, x, writable, name_in(what, index), True)   # take it again to raise its error
-        self.kept.append(x if kept is None else kept)
         self.nheld += 1
+        self.kept.append(x if kept is None else kept)
         if operand.fortran:
             what = name_in(what, index)
             raise ValueError(f"{what} is in Fortran order, whose memory is not split along the first dimension; "
