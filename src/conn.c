@@ -50,7 +50,7 @@ static void advance(struct sr_conn_queue *queue, size_t nbytes) {
 
 static enum sr_conn_status status_of_error(struct sr_conn *conn, int error) {
     if (error == EAGAIN || error == EWOULDBLOCK || error == EINTR) return SR_CONN_BLOCKED;
-    if (error == ENOBUFS || error == ENOMEM) return SR_CONN_BLOCKED; /* the kernel has no memory for it now */
+    if (error == ENOBUFS || error == ENOMEM) return SR_CONN_BLOCKED; /* the kernel has no memory now */
     if (error == ECONNRESET || error == EPIPE) return SR_CONN_CLOSED;
     conn->error = error;
     return SR_CONN_FAILED;

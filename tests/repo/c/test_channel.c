@@ -1,6 +1,19 @@
 /* Channels between two ranks. Each rank has a thread that reads and one that only polls, as during a collective. What
    is received is what was sent, in order and whole, however the kernel cuts it. Notifications are received behind
    messages that no rank receives. Whatever bytes arrive, nothing is written outside of its place. */
+#include <errno.h>
+#include <sys/socket.h>
+
+static int refusal; /* the error of the next call of sendmsg; 0: none */
+
+static ssize_t sendmsg_or_refuse(int fd, const struct msghdr *all, int flags)
+{
+    errno = refusal;
+    refusal = 0;
+    return errno ? -1 : sendmsg(fd, all, flags);
+}
+
+#define sendmsg sendmsg_or_refuse
 #include "../../../src/channel.c"
 
 #include "check.h"
@@ -385,8 +398,25 @@ static void test_whatever_comes(void)
     }
 }
 
+static void test_no_memory_in_the_kernel(int error)
+{
+    check_begin("a frame that the kernel has no memory for is sent later");
+    connect_ends_by_tcp();
+    open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 0, CHECK_FROM_ZERO);
+    refusal = error;
+    sr_channel_notify(&side[1].channels, &side[1].channel, SR_CHANNEL_LEAVING, NULL, 0);
+    CHECK(refusal == 0 && !side[1].channel.unwritable);
+    while (sr_flag_load(&side[0].channel.left) == 0) {
+        sr_channels_step(&side[1].channels);
+        sr_channels_step(&side[0].channels);
+    }
+    close_sides();
+}
+
 int main(void)
 {
+    test_no_memory_in_the_kernel(ENOBUFS);
+    test_no_memory_in_the_kernel(ENOMEM);
     test_both_ways("both ways, rings of some lines", 512, 512, 0, CHECK_FROM_ZERO);
     test_both_ways("both ways, rings of some lines, little room in the socket", 512, 1024, 1, CHECK_PAST_32_BITS);
     test_both_ways("both ways, positions wrap", 8192, 4096, 1, CHECK_PAST_64_BITS);
