@@ -233,7 +233,7 @@ class _Block:
 _freeing = threading.RLock()  # of free_own_part
 
 
-def _free_dropped(dropped: collections.deque[_PartRef]) -> None:
+def _free_dropped(dropped: collections.deque[_PartRef], _: _Block | None = None) -> None:
     """Free the parts of arrays that are gone. After an exception, the next call completes it."""
     for ref in list(dropped):
         with _freeing:
@@ -275,7 +275,8 @@ class Arrays:
         block = self._allocate(nbytes, timeout_s)
         self._keep(block)
         part = Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
-        weakref.finalize(part, _free_dropped, self._dropped).atexit = False
+        # The finalizer keeps the block alive as long as the array, also after the communicator.
+        weakref.finalize(part, _free_dropped, self._dropped, block).atexit = False
         block.part = _PartRef(part, self._dropped.append)  # called before the finalizer
         block.part.block = block
         return np.asarray(part).view(dtype).reshape(shape)

@@ -574,3 +574,16 @@ def drop_with_an_interrupt_at_each_point(comm):
 def test_an_exception_while_an_array_goes_only_delays_the_rest():
     with Ranks(2) as ranks:
         assert min(ranks.meet()(drop_with_an_interrupt_at_each_point)) > 3
+
+
+def outlive(comm):
+    twin = comm.dup()
+    arrays = [twin.full(100_000, 7.0), twin.full(3, 7.0)[1:]]
+    twin.close()
+    del twin
+    gc.collect()
+    return [float(array.sum()) for array in arrays]
+
+
+def test_they_outlive_the_communicator(world_of):
+    assert world_of(2)(outlive) == [[700_000.0, 14.0]] * 2
