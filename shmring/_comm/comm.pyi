@@ -192,6 +192,8 @@ class Comm(Messages):
         """Collective over the ranks of a `grow`: by this barrier new ranks learn that old ranks use this
         communicator.
         """
+    def _begin_own_trace(self) -> None:
+        """Begin the trace that SHMRING_TRACE requests for this world, if it does."""
     def _begin_trace(self, path: str, is_automatic: bool = False) -> Trace:
         """Begin a trace. is_automatic: SHMRING_TRACE requests it, and a call of `trace` replaces it."""
     def abort(self, reason: str) -> None:

@@ -63,13 +63,6 @@ cdef class _Members:
     def __dealloc__(self):
         free(self.member)
 
-    # Keep an array, or what `take` returned to be kept in its place, instead of the operand.
-    cdef int keep(self, Operand *operand, object kept, object x) except -1:
-        if operand.held or kept is not None:
-            self.kept.append(kept if kept is not None else memoryview(x))
-            release(operand)
-        return 0
-
     cdef int add(self, object x, bint writable, size_t i) except -1:
         cdef Operand operand
         cdef Member *member = &self.member[i]
@@ -101,7 +94,7 @@ cdef class _Members:
         self.places = mixed(self.places ^ ~<uint64_t> <uintptr_t> member.out)
         return 0
 
-    # Keep the memory of an operand until the end of the call, in place of its buffer.
+    # Keep an array, or what `take` returned to be kept in its place, until the end of the call, instead of the operand.
     cdef int keep(self, Operand *operand, object kept, object x) except -1:
         try:
             if operand.held or kept is not None:

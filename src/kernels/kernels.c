@@ -237,9 +237,9 @@ static void sr_fold(const struct sr_runner *runner, struct sr_work w) {
 #endif
 
 /* Copies of this length or more are string moves. Those of Intel are up to a third faster than loops if another core
- * has just written the source. Those of Zen 4 are a few per cent slower if another core has just read the destination;
- * those of Zen 5 are up to a third faster from 16 KiB on, and also faster than copies in turn, but not than streaming
- * (bench/peers/peers.py --call all_gather and --call ping_pong with SHMRING_SINGLE_COPY=off). Set by sr_kernels_find. */
+ * has just written the source. Those of Zen 4 are a few per cent slower if another core has just read the destination.
+ * Those of Zen 5 are up to a third faster from 16 KiB on, and also faster than copies in turn, but not than streaming.
+ * Measured by bench/peers/peers.py with SHMRING_SINGLE_COPY=off, all_gather and ping_pong. sr_kernels_find sets it. */
 static size_t sr_string_nbytes = SIZE_MAX;
 static int sr_string_beats_turns; /* string moves replace copies in turn, too */
 #define SR_STRING_NBYTES 2048u
