@@ -145,10 +145,10 @@ def spawn(
                 launch.start(world(nprocs), method, call, payload)
         except OSError as error:
             raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
-        may_exit = launch.collect()
-        launch.stop(_EXIT_S if may_exit else 0.0)
+        launch.collect()
+        launch.stop(_EXIT_S)
     except KeyboardInterrupt:
-        launch.stop(_INTERRUPT_S)
+        launch.stop(_INTERRUPT_S, are_interrupted=True)
         raise
     finally:
         launch.stop(0.0)
@@ -469,18 +469,15 @@ class _Launch:
         """Return the number of ranks started so far."""
         return sum(rank.is_started for rank in self._ranks)
 
-    def collect(self) -> bool:
-        """Block until every rank has returned or failed, or the grace after a failure or the timeout is over.
-
-        Return whether the ranks will exit by themselves.
-        """
+    def collect(self) -> None:
+        """Block until every rank has returned or failed, or the grace after a failure or the timeout is over."""
         grace: Deadline | None = None
         while any(not rank.settled for rank in self._ranks):
             if grace is not None and grace.is_over():
-                return False
+                return
             if self._deadline.is_over() and (self._keeps_going or not self.failures):
                 self._out_of_time()
-                return False
+                return
             ready = self._selector.select(_POLL_S)
             for key, events in ready:
                 if key.fd != key.data.process.sentinel:
@@ -490,16 +487,19 @@ class _Launch:
                     self._settle_exited(rank)
             if self.failures and not self._keeps_going and grace is None:
                 grace = Deadline(_GRACE_S)
-        return self._keeps_going or not self.failures
 
-    def stop(self, patience_s: float) -> None:
-        """End all ranks: wait, then send SIGTERM, then SIGKILL. After an exception, send SIGKILL at once."""
+    def stop(self, patience_s: float, *, are_interrupted: bool = False) -> None:
+        """End all ranks: wait, then send SIGTERM, then SIGKILL. After an exception, send SIGKILL at once.
+
+        Ranks that have neither reported nor been interrupted will not exit by themselves: no wait for them.
+        """
+        exiting = [rank for rank in self._ranks if rank.settled or are_interrupted]
+        others = [rank for rank in self._ranks if not (rank.settled or are_interrupted)]
         try:
-            self._wait_for_exits(patience_s)
-            for rank in self._ranks:
-                if not rank.has_ended:
-                    rank.process.terminate()
-            self._wait_for_exits(_TERMINATE_S)
+            self._terminate(others)
+            self._wait_for_exits(exiting, patience_s)  # their last output is still in their buffers
+            self._terminate(exiting)
+            self._wait_for_exits(self._ranks, _TERMINATE_S)
         finally:
             for rank in self._ranks:
                 if not rank.has_ended:
@@ -600,10 +600,15 @@ class _Launch:
         for rank in late:
             self.failures[rank] = Failure(str(error), copy.copy(error))
 
-    def _wait_for_exits(self, patience_s: float) -> None:
+    def _terminate(self, ranks: list[_Rank]) -> None:
+        for rank in ranks:
+            if not rank.has_ended:
+                rank.process.terminate()
+
+    def _wait_for_exits(self, ranks: list[_Rank], patience_s: float) -> None:
         deadline = Deadline(patience_s)
         while True:
-            running = [rank.process for rank in self._ranks if not rank.has_ended]
+            running = [rank.process for rank in ranks if not rank.has_ended]
             left_s = deadline.left_s()
             if not running or left_s <= 0:
                 return

@@ -420,6 +420,31 @@ def test_the_timeout_bounds_the_run(impatient, how):
     assert caught.value.rank in (0, 1)  # 0 if even that one was too slow
 
 
+PRINTING = """
+import shmring
+
+def work(comm):
+    print("first of rank", comm.rank)  # stays in the buffer until the rank exits
+    if comm.rank == 1:
+        raise ValueError("the cause")
+    comm.barrier()
+
+if __name__ == "__main__":
+    try:
+        shmring.spawn(work, 2, method={method!r})
+    except ValueError as error:
+        print("raised", error)
+"""
+
+
+def test_what_ranks_have_printed_before_a_failure_is_not_lost(tmp_path, method):
+    script = tmp_path / "printing.py"
+    script.write_text(PRINTING.format(method=method))
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=60)
+    assert sorted(done.stdout.splitlines()) == ["first of rank 0", "first of rank 1", "raised the cause"]
+
+
 def test_a_rank_that_stays_after_its_result_is_stopped(impatient):
     assert shmring.spawn(start_thread_that_stays, 2) == [0, 1]
 
@@ -658,7 +683,7 @@ def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
     ranks = spawn._Launch(None)
     ranks._ranks.append(spawn._Rank(0, process, ours, memoryview(bytes(1 << 24))))
     ranks._register(ranks._ranks[0])
-    assert not ranks.collect()
+    ranks.collect()
     ranks.stop(0.0)
     failure = ranks.first_failure()
     assert isinstance(failure, RuntimeError)
