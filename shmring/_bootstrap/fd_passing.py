@@ -77,7 +77,8 @@ class LocalSockets:
     def all_ready(self, *, check: Check, deadline: Deadline) -> None:
         """Block until every rank has called it. If a rank has ended or sent an error, all ranks raise it.
 
-        An error that another rank has sent is raised as an agreed error.
+        An error that another rank has sent is raised as an agreed error. A rank that ends after its call was
+        ready: no rank raises.
         """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:
@@ -88,7 +89,8 @@ class LocalSockets:
         try:
             self._await_ready(self._peers, check, deadline)
             for rank in self._peers:
-                self._send(rank, frame, None, check, deadline)
+                with contextlib.suppress(RankFailed):  # those that already have the frame go on
+                    self._send(rank, frame, None, check, deadline)
         except BaseException as error:
             self.fail_fd(error)
             raise

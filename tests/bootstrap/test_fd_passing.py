@@ -3,11 +3,15 @@
 import contextlib
 import os
 import resource
+import threading
 import time
 
 import pytest
-from rendezvous import close, in_threads, meet, nothing, soon
+from rendezvous import close, in_threads, meet, nothing, soon, then_notify
 
+import shmring
+from shmring._bootstrap import handshake
+from shmring._bootstrap.fd_passing import LocalSockets
 from shmring._system import segments
 from shmring._system.deadline import Deadline
 from shmring.errors import Aborted, Error, OutOfMemory, RankFailed, Timeout
@@ -228,6 +232,45 @@ def test_a_rank_that_ends_before_it_is_ready_is_named_to_all(gone):
         assert isinstance(error, RankFailed)
         assert error.rank == gone
     close(sockets)
+
+
+def test_of_the_others_none_raises_if_a_rank_ends_after_it_was_ready():
+    sockets = meet(4)
+    sockets[2]._peers[0].send(handshake.pack_frame(handshake.READY))
+    sockets[2].fail_descriptor(KeyboardInterrupt())
+    sockets[2].close()
+    outcomes = in_threads(*(readying(sockets[rank]) for rank in (0, 1, 3)))
+    assert outcomes == [None] * 3
+    close(sockets)
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, ValueError])
+def test_a_rank_that_ends_after_it_was_ready_is_named_by_all(monkeypatch, how):
+    world, has_left = shmring.world(3), threading.Event()
+    all_ready, await_ready = LocalSockets.all_ready, LocalSockets._await_ready
+
+    def late(sockets, **arguments):
+        assert sockets.rank != 1 or has_left.wait(20)
+        all_ready(sockets, **arguments)
+
+    def leave(sockets, *arguments):
+        if sockets.rank == 2:
+            raise how
+        await_ready(sockets, *arguments)
+
+    def begin(rank):
+        with shmring.init(world, rank, timeout=20) as comm:
+            comm.barrier()
+
+    monkeypatch.setattr(LocalSockets, "all_ready", late)
+    monkeypatch.setattr(LocalSockets, "_await_ready", leave)
+    first, second, third = in_threads(
+        lambda: begin(0), lambda: begin(1), then_notify(has_left, lambda: begin(2))
+    )
+    assert type(third) is how
+    for error in first, second:
+        assert isinstance(error, RankFailed)
+        assert error.rank == 2
 
 
 def test_a_rank_that_is_never_ready_is_named_by_the_deadline():
