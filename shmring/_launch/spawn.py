@@ -12,6 +12,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import select
 import selectors
 import signal
 import sys
@@ -29,7 +30,7 @@ from .._outcome import Failure, first_of, pickle_value
 from .._system.deadline import Deadline
 from .._system.limits import cpus_for_each, explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
-from ..errors import Timeout
+from ..errors import RankFailed, Timeout
 
 _GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
@@ -41,7 +42,7 @@ _POLL_S = 0.1  # a dead rank's children can hold its sentinel open, so exit code
 # sends the mark first, as soon as it runs.
 _MARK = b"r"
 _HEAD_NBYTES = 10
-_CALL, _RETURNED, _RAISED = 0, 1, 2
+_CALL, _RETURNED, _RAISED, _ANOTHER_FAILED = 0, 1, 2, 3
 
 _Result = TypeVar("_Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -297,7 +298,7 @@ def _run_rank(ticket: _Ticket, connection: Connection) -> None:
             fn, args, kwargs = ticket.call or pickle.loads(body)
             from .. import init
 
-            with init(ticket.world, rank=ticket.rank) as comm:
+            with init(ticket.world, rank=ticket.rank, check=_launchers_check(connection.fileno())) as comm:
                 # Report before the communicator closes, so that this failure precedes those that other ranks
                 # report. Also a result may be a view of the communicator's memory.
                 try:
@@ -330,6 +331,21 @@ def _receive_call(fd: int) -> bytearray:
         if not inbox.read(fd):
             raise EOFError("the launcher closed its connection")
     return inbox.body
+
+
+def _launchers_check(fd: int) -> Callable[[], None]:
+    """Return a function that raises RankFailed once the launcher has sent that another rank has failed."""
+    inbox, poller = _Inbox(), select.poll()
+    poller.register(fd, select.POLLIN)
+
+    def check() -> None:
+        while inbox.kind is None and poller.poll(0) and inbox.read(fd):
+            pass
+        if inbox.kind is not None:
+            rank, words = pickle.loads(inbox.body)
+            raise RankFailed(f"rank {rank} failed before all ranks had met: {words}", rank=rank, cause=words)
+
+    return check
 
 
 class _Inbox:
@@ -372,7 +388,7 @@ class _Rank:
     rank: int
     process: BaseProcess
     connection: Connection
-    unsent: memoryview
+    unsent: list[memoryview]
     is_child: bool = True  # of this process, not of the fork server
     inbox: _Inbox = field(default_factory=_Inbox)
     settled: bool = False  # the rank returned or failed
@@ -456,7 +472,7 @@ class _Launch:
                 target=_run_rank, args=(ticket, theirs), name=f"shmring-rank-{rank}", daemon=False
             )
             # Before it starts, so that `stop` ends it if an exception comes just after.
-            self._ranks.append(_Rank(rank, process, ours, message, method != "forkserver"))
+            self._ranks.append(_Rank(rank, process, ours, [message], method != "forkserver"))
             try:
                 process.start()
             finally:
@@ -542,7 +558,9 @@ class _Launch:
         fd = rank.connection.fileno()
         try:
             if events & selectors.EVENT_WRITE and rank.unsent:
-                rank.unsent = rank.unsent[os.write(fd, rank.unsent) :]
+                rank.unsent[0] = rank.unsent[0][os.write(fd, rank.unsent[0]) :]
+                if not rank.unsent[0]:
+                    del rank.unsent[0]
                 if not rank.unsent:
                     self._selector.modify(fd, selectors.EVENT_READ, rank)
             open_still = not events & selectors.EVENT_READ or rank.inbox.read(fd)
@@ -560,9 +578,24 @@ class _Launch:
         if rank.inbox.kind == _RETURNED:
             self._blobs[rank.rank] = rank.inbox.body
         else:
-            self.failures[rank.rank] = pickle.loads(rank.inbox.body)
+            self._add_failure(rank.rank, pickle.loads(rank.inbox.body))
         self._ignore(rank.connection.fileno())
         self._ignore(rank.process.sentinel)
+
+    def _add_failure(self, failed: int, failure: Failure) -> None:
+        """Note a rank's failure, and end the wait for it in init(), if it has not joined.
+
+        Rank 0 notifies the others there. If they found out by themselves, rank 0 could blame them.
+        """
+        self.failures[failed] = failure
+        first = next(iter(self.failures))  # that of rank 0 may follow from it
+        body = pickle.dumps((first, self.failures[first].words))
+        for rank in self._ranks if failed == 0 else self._ranks[:1]:
+            with contextlib.suppress(KeyError):  # it has closed its connection
+                if not rank.settled:
+                    fd = rank.connection.fileno()
+                    self._selector.modify(fd, selectors.EVENT_READ | selectors.EVENT_WRITE, rank)
+                    rank.unsent.append(memoryview(_head(_ANOTHER_FAILED, body) + body))
 
     def _ignore(self, fd: int) -> None:
         """Stop watching fd. It may have been removed already, if the connection's other end has closed."""
@@ -586,7 +619,7 @@ class _Launch:
             words += " before it returned a result"
         if exit_code == 1 and not rank.inbox.begun:
             words += ' before it could begin (a script needs `if __name__ == "__main__":` around spawn)'
-        self.failures[rank.rank] = Failure(words, ended=True)
+        self._add_failure(rank.rank, Failure(words, ended=True))
         self._ignore(rank.connection.fileno())
         self._ignore(rank.process.sentinel)
 

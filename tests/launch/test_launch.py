@@ -394,6 +394,39 @@ def test_how_a_rank_died_is_known_under_every_method(method):
     assert failure("SIGKILL", 2, method=method).cause == "killed by SIGKILL"
 
 
+class FailsToArrive:
+    """An argument that makes some ranks fail before they join."""
+
+    def __init__(self, how, ranks):
+        self.how = how
+        self.ranks = ranks
+
+    def __reduce__(self):
+        return fail_in_rank, (self.how, self.ranks)
+
+
+def fail_in_rank(how, ranks):
+    if multiprocessing.current_process().name in [f"shmring-rank-{rank}" for rank in ranks]:
+        if how == "_exit":
+            os._exit(5)
+        raise ValueError("does not arrive")
+
+
+@pytest.mark.parametrize("how", ["_exit", "value"])
+@pytest.mark.parametrize("ranks", [[0], [1, 2]])
+def test_ranks_do_not_wait_for_one_that_failed_before_it_joined(monkeypatch, method, how, ranks):
+    monkeypatch.setenv("SHMRING_TIMEOUT", "40")
+    if method == "fork":  # whose ranks have their arguments without a pickle
+        receive = spawn._receive_call
+        monkeypatch.setattr(spawn, "_receive_call", lambda fd: fail_in_rank(how, ranks) or receive(fd))
+    args = (FailsToArrive(how, ranks),)
+    outcomes = shmring.spawn(place, 4, args, method=method, return_exceptions=True)
+    for rank, error in enumerate(outcomes):
+        assert isinstance(error, ValueError if rank in ranks and how == "value" else shmring.RankFailed), error
+        # Rank 0 raises first then. A rank that has just connected may know no more than that.
+        assert error.rank in ([rank] if rank in ranks else [*ranks, 0]), error
+
+
 def test_errors_of_survivors_do_not_hide_the_cause():
     for _ in range(5):
         with pytest.raises(shmring.RankFailed) as caught:
@@ -681,7 +714,7 @@ def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
     process.join()  # so that the first write fails
     os.set_blocking(ours.fileno(), False)
     ranks = spawn._Launch(None)
-    ranks._ranks.append(spawn._Rank(0, process, ours, memoryview(bytes(1 << 24))))
+    ranks._ranks.append(spawn._Rank(0, process, ours, [memoryview(bytes(1 << 24))]))
     ranks._register(ranks._ranks[0])
     ranks.collect()
     ranks.stop(0.0)
