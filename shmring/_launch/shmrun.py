@@ -173,6 +173,7 @@ class _Signals:
     def catch(self) -> None:
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, self._catch)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # it may be inherited, from a daemon
         for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as under nohup
                 signal.signal(number, self._catch)

@@ -329,6 +329,21 @@ def test_a_rank_that_ends_early_in_peace_is_fine(shmrun):
     assert (done.returncode, done.stdout, done.stderr) == (0, "0| done\n", "")
 
 
+def test_the_end_of_a_rank_is_noticed_where_sigchld_is_blocked(tmp_path):
+    code = """
+        import subprocess
+        subprocess.Popen(["sleep", "40"])  # holds the pipes of the rank
+        sys.exit(3)
+        """
+    done = subprocess.run(
+        command(tmp_path, code),
+        capture_output=True,
+        timeout=30,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]),
+    )
+    assert done.returncode == 3
+
+
 def test_reports_of_other_ranks_are_not_the_failure(shmrun):
     code = """
         import shmring
