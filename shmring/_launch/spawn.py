@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -43,6 +44,8 @@ _POLL_S = 0.1  # a dead rank's children can hold its sentinel open, so exit code
 _MARK = b"r"
 _HEAD_NBYTES = 10
 _CALL, _RETURNED, _RAISED, _ANOTHER_FAILED = 0, 1, 2, 3
+
+_log = logging.getLogger("shmring")
 
 _Result = TypeVar("_Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -84,6 +87,9 @@ def spawn(
 
     Each rank's OMP_NUM_THREADS is its share of the CPUs, unless it is set; libraries that a forked rank has
     already loaded keep their threads.
+
+    A rank has 5 s to exit after its function has returned or raised, for its last output and threads that are
+    not daemons. Then it is stopped, with a warning.
 
     Parameters
     ----------
@@ -514,6 +520,13 @@ class _Launch:
         try:
             self._terminate(others)
             self._wait_for_exits(exiting, patience_s)  # their last output is still in their buffers
+            late = [rank.rank for rank in exiting if not rank.has_ended]
+            if late and not are_interrupted:
+                what = (
+                    "%s had reported but did not exit within %g s, and will be stopped: output that is not "
+                    "flushed, and work of threads that are not daemons, may be lost"
+                )
+                _log.warning(what, named(late), patience_s)
             self._terminate(exiting)
             self._wait_for_exits(self._ranks, _TERMINATE_S)
         finally:

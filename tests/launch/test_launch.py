@@ -478,8 +478,10 @@ def test_what_ranks_have_printed_before_a_failure_is_not_lost(tmp_path, method):
     assert sorted(done.stdout.splitlines()) == ["first of rank 0", "first of rank 1", "raised the cause"]
 
 
-def test_a_rank_that_stays_after_its_result_is_stopped(impatient):
+def test_a_rank_that_stays_after_its_result_is_stopped(impatient, caplog):
     assert shmring.spawn(start_thread_that_stays, 2) == [0, 1]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "shmring"]
+    assert warning.startswith("ranks 0, 1 had reported but did not exit within 0.2 s, and will be stopped")
 
 
 def test_a_ranks_own_child_does_not_hold_up_the_launcher():
