@@ -1,7 +1,7 @@
 """`spawn`: start ranks from Python, pass each a communicator, collect results or failures.
 
-`_run_rank` runs in the rank, `_Launch` in the launcher. No rank outlives the launcher, and no process
-outlives `spawn`.
+`_run_rank` runs in the rank, `_Launch` in the launcher. No rank outlives the launcher, or `spawn`; processes
+that a rank has started may.
 """
 
 from __future__ import annotations
