@@ -251,18 +251,21 @@ class _Run:
 
     def run(self) -> int:
         """Run the ranks until the last has ended; return the exit code."""
-        for rank in self._share.ranks:
-            try:
-                self._start(rank)
-            except (OSError, subprocess.SubprocessError) as error:
-                self._sweep()
-                print_message(f"rank {rank} of {self._share.size} could not be started: {error}")
-                return 1
+        problem: Exception | None = None
         try:
-            while any(rank.exit_code is None for rank in self._ranks) and not self._is_unread():
+            for rank in self._share.ranks:
+                try:
+                    self._start(rank)
+                except (OSError, subprocess.SubprocessError) as error:
+                    problem = error
+                    break
+            while not problem and any(rank.exit_code is None for rank in self._ranks) and not self._is_unread():
                 self._step()
         finally:
             self._sweep()
+        if problem is not None:
+            print_message(f"rank {rank} of {self._share.size} could not be started: {problem}")
+            return 1
         return self._conclude()
 
     @property
@@ -299,6 +302,7 @@ class _Run:
 
     def _start(self, rank: int) -> None:
         target = ["-m", self._options.script] if self._options.module else [self._options.script]
+        out, err = self._streams(rank)
         with self._cpus[rank].inherited():
             process = subprocess.Popen(
                 [sys.executable, *target, *self._options.arguments],
@@ -312,7 +316,6 @@ class _Run:
                 pass_fds=(self._ended_fd,),
                 preexec_fn=parent_death_tie(os.getpid()),
             )
-            out, err = self._streams(rank)
             self._ranks.append(_Rank(rank, process, out, err))  # first, so that _sweep ends it
         for pipe, stream in ((process.stdout, out), (process.stderr, err)):
             assert pipe is not None

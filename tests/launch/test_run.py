@@ -329,6 +329,44 @@ def test_a_rank_that_ends_early_in_peace_is_fine(shmrun):
     assert (done.returncode, done.stdout, done.stderr) == (0, "0| done\n", "")
 
 
+# shmrun that has no memory for rank 1, once rank 0 has written the file.
+NO_MEMORY = """
+import os, sys, time
+from shmring._launch import shmrun
+environment_of = shmrun._Run._environment_of
+
+def fail(run, rank):
+    while rank == 1:
+        if os.path.exists("pid"):
+            raise MemoryError
+        time.sleep(0.01)
+    return environment_of(run, rank)
+
+shmrun._Run._environment_of = fail
+raise SystemExit(shmrun.main())
+"""
+
+
+def test_nothing_is_left_if_a_rank_cannot_be_started(tmp_path):
+    code = """
+        import subprocess
+        with open("pid.begun", "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "600"]).pid))
+        os.rename("pid.begun", "pid")
+        time.sleep(100)
+        """
+    arguments = command(tmp_path, code)
+    arguments[1:3] = ["-c", NO_MEMORY]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    assert done.stderr.endswith("MemoryError\n")
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        wait_until(lambda: not is_alive(pid), "the child of rank 0 has ended")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_the_end_of_a_rank_is_noticed_where_sigchld_is_blocked(tmp_path):
     code = """
         import subprocess
