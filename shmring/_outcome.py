@@ -88,7 +88,8 @@ class Failure:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.error = None
-        with contextlib.suppress(Exception):  # its class, or an __init__ that takes other arguments
+        # Its class may be missing, or __init__ take other arguments. Ctrl-C must end the launcher.
+        with contextlib.suppress(Exception, SystemExit):
             error = pickle.loads(state["error"])
             self.error = error if isinstance(error, BaseException) else None
 

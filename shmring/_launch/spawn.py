@@ -554,8 +554,9 @@ class _Launch:
     def _result_of(self, rank: int, blob: bytearray) -> Any:
         try:
             return pickle.loads(blob)
-        except Exception as error:
-            problem = RuntimeError(f"the result of rank {rank} cannot be unpickled here: {error}")
+        except (Exception, SystemExit) as error:  # not Ctrl-C
+            words = f"{type(error).__name__}: {error}"
+            problem = RuntimeError(f"the result of rank {rank} cannot be unpickled here: {words}")
             problem.rank = rank  # type: ignore[attr-defined]
             if not self._keeps_going:
                 raise problem from error

@@ -394,6 +394,36 @@ def test_how_a_rank_died_is_known_under_every_method(method):
     assert failure("SIGKILL", 2, method=method).cause == "killed by SIGKILL"
 
 
+class ExitingError(Exception):
+    """Ends the process that loads it."""
+
+    def __reduce__(self):
+        return sys.exit, (5,)
+
+
+def exit_there(comm, *, raises):
+    if raises:
+        raise ExitingError("odd")
+    return ExitingError("odd")
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_outcome_that_exits_where_it_is_loaded_is_an_error(raises, keeps):
+    def outcome():
+        arguments = {"kwargs": {"raises": raises}, "method": "fork", "return_exceptions": keeps}
+        return shmring.spawn(exit_there, 1, **arguments)[0]
+
+    if keeps:
+        error = outcome()
+    else:
+        with pytest.raises(RuntimeError) as caught:
+            outcome()
+        error = caught.value
+    assert ("ExitingError: odd" if raises else "SystemExit: 5") in str(error)
+    assert error.rank == 0
+
+
 class FailsToArrive:
     """An argument that makes some ranks fail before they join."""
 
