@@ -28,7 +28,7 @@ from .._bootstrap.join import world
 from .._config.settings import MAKE_A_KEY, Settings, parse_address
 from .._outcome import Tier
 from .._system import ended_ranks
-from .._system.limits import oom_kills
+from .._system.limits import explain, oom_kills
 from .._system.processes import describe_exit, open_standard_streams, parent_death_tie
 from .cpu_binding import Cpus, share_cpus
 from .dedupe import Dedupe
@@ -263,6 +263,8 @@ class _Run:
                 self._step()
         finally:
             self._sweep()
+        if isinstance(problem, OSError) and problem.filename is None:  # a limit
+            problem = explain(problem, "starting a process")
         if problem is not None:
             print_message(f"rank {rank} of {self._share.size} could not be started: {problem}")
             return 1

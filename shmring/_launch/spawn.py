@@ -31,7 +31,7 @@ from .._outcome import Failure, first_of, pickle_value
 from .._system.deadline import Deadline
 from .._system.limits import cpus_for_each, explain
 from .._system.processes import describe_exit, die_with, parent_death_tie
-from ..errors import RankFailed, Timeout
+from ..errors import Error, RankFailed, Timeout
 
 _GRACE_S = 1.0  # after a failure, time for the others to raise RankFailed and report
 _INTERRUPT_S = 0.3  # after Ctrl-C, time for ranks that the terminal has interrupted, too
@@ -143,8 +143,14 @@ def spawn(
         listed = whole if len(whole) <= 60 else "..."
         raise TypeError(f"args is {whole:.60}; give a list of the arguments after comm: args=[{listed}]")
     call: _Call = (fn, tuple(args), dict(kwargs or {}))
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            "spawn in a daemonic process, which may have no children, as a worker of multiprocessing.Pool: "
+            "use concurrent.futures.ProcessPoolExecutor, or Process(daemon=False)"
+        )
     method = _checked_method(method) or _default_method(fn)
     payload = b"" if method == "fork" else _pickle_call(call)
+    _flush_streams()
     launch = _Launch(timeout, keeps_going=return_exceptions)
     try:
         try:
@@ -152,6 +158,9 @@ def spawn(
                 launch.start(world(nprocs), method, call, payload)
         except OSError as error:
             raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
+        except EOFError as error:
+            what = f"starting rank {launch.nstarted} of {nprocs} failed: multiprocessing's fork server has ended"
+            raise Error(what) from error
         launch.collect()
         launch.stop(_EXIT_S)
     except KeyboardInterrupt:
@@ -163,6 +172,13 @@ def spawn(
     if failure is not None:
         raise failure
     return launch.results()
+
+
+def _flush_streams() -> None:
+    """Flush stdout and stderr, as multiprocessing does before a fork: here a BrokenPipeError is not ours."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
+            stream.flush()
 
 
 @contextlib.contextmanager

@@ -174,6 +174,35 @@ def test_limits_of_a_process(name, value, expected):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
+def test_shmrun_says_which_limit_keeps_ranks_from_starting(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "shmring.run", "-n", "4", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10)),
+    )
+    assert "of 4 could not be started: " in done.stderr
+    assert "ulimit -n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_file_at_all_is_the_ranks_error_under_shmrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import shmring; shmring.init()")
+    done = subprocess.run(
+        [sys.executable, "-m", "shmring.run", "-n", "1", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert "rank 0 of 1 failed first: exit status 1: " in done.stderr.splitlines()[-1]
+    assert "ulimit -f" in done.stderr.splitlines()[-1]
+
+
 def test_no_process_more_says_so():
     text = under("NPROC", 0)
     assert "ulimit -u" in text

@@ -394,6 +394,49 @@ def test_how_a_rank_died_is_known_under_every_method(method):
     assert failure("SIGKILL", 2, method=method).cause == "killed by SIGKILL"
 
 
+def spawn_and_say(connection):
+    try:
+        connection.send(shmring.spawn(place, 2, method="fork"))
+    except RuntimeError as error:
+        connection.send(str(error))
+
+
+def test_a_daemonic_process_cannot_spawn_and_is_told_what_can():
+    ours, theirs = FORK.Pipe()
+    process = FORK.Process(target=spawn_and_say, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    assert "Process(daemon=False)" in ours.recv()
+    process.join()
+    ours.close()
+
+
+def test_a_closed_pipe_of_stdout_is_no_failure_of_a_rank():
+    code = """
+        import os, sys, shmring
+        sys.stdout.write("to be flushed")
+        try:
+            shmring.spawn(repr, 2, method="fork")
+        except BrokenPipeError:
+            os._exit(7)
+        """
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=50)
+    os.close(writer)
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_fork_server_that_has_been_killed_is_named(monkeypatch):
+    def start(process):
+        raise EOFError
+
+    monkeypatch.setattr(FORK.Process, "start", start)
+    with pytest.raises(shmring.Error, match="starting rank 0 of 2 failed: .*fork server has ended"):
+        shmring.spawn(place, 2, method="fork")
+
+
 class ExitingError(Exception):
     """Ends the process that loads it."""
 
