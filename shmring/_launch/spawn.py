@@ -245,13 +245,19 @@ def _pickle_call(call: _Call) -> bytes:
         except Exception as error:  # whatever __reduce__ raises
             problem = error
     cloudpickle = cloudpickle_if_installed()
-    if cloudpickle is None:
+    # A lock or a queue of multiprocessing: those can only be inherited.
+    if cloudpickle is None and not isinstance(problem, RuntimeError):
         raise TypeError(
             f"{call[0]!r} and its arguments cannot be sent to the ranks by pickle "
             f"({problem or 'they live in this session'}): pip install cloudpickle, use a function of a "
             'module, or method="fork"'
         ) from problem
-    return bytes(cloudpickle.dumps(call, protocol=5))
+    try:
+        return bytes((cloudpickle or pickle).dumps(call, protocol=5))
+    except Exception as error:
+        raise TypeError(
+            f'{call[0]!r} and its arguments cannot be sent to the ranks ({error}): use method="fork"'
+        ) from error
 
 
 # --- the rank's side ---

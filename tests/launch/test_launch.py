@@ -248,6 +248,15 @@ def test_without_cloudpickle_the_error_of_a_lambda_names_the_fix(monkeypatch):
     assert shmring.spawn(lambda comm: comm.rank, 2, method="fork") == [0, 1]
 
 
+@pytest.mark.parametrize("has_cloudpickle", [True, False])
+@pytest.mark.parametrize("make", [FORK.Lock, FORK.Queue])
+def test_the_error_of_what_can_only_be_inherited_names_the_method(monkeypatch, make, has_cloudpickle):
+    if not has_cloudpickle:
+        monkeypatch.setattr(spawn, "cloudpickle_if_installed", lambda: None)
+    with pytest.raises(TypeError, match='inheritance.*: use method="fork"'):
+        shmring.spawn(place, 2, args=(make(),), method="spawn")
+
+
 def test_spawn_works_from_a_thread(method):
     got = []
     thread = threading.Thread(target=lambda: got.append(shmring.spawn(place, 2, method=method)))
