@@ -1,6 +1,7 @@
 """Arrays that users pass to a call, and shared arrays that shmring allocates for them.
 
 operands           an array of any library -> address, count and dtype; every call starts here; `Arena`
+  |                and `Descriptor`, an open file that is closed with its object
   |-- buffers      the slower protocols, and the errors for arrays that cannot be used
 
 allocator          blocks of shared memory with a part for each rank; adopts mappings

@@ -1,5 +1,5 @@
 # Find the memory of an array of any library: the fields of a NumPy array, the buffer protocol, and slower protocols.
-# `Arena` is the other direction: it provides memory for new arrays of NumPy.
+# `Arena` is the other direction: it provides memory for new arrays of NumPy. `Descriptor` owns the file of some memory.
 
 cimport cython
 
@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strcpy
 from posix.types cimport pid_t
-from posix.unistd cimport getpid
+from posix.unistd cimport close, getpid
 
 from .._core cimport numpy_api as cnp
 from .._core.group cimport OPAQUE, Items
@@ -736,3 +736,21 @@ cdef class Arena:
 
 # The innermost arena of this context: (arena, handler before it, the same of the arena around it or None).
 _entered = contextvars.ContextVar("shmring_arenas", default=None)
+
+
+# ---- a descriptor: the file of shared memory --------------------------------------------------------------------
+
+cdef class Descriptor:
+    """A file descriptor, -1 at first: set `fd`. It is closed with this object, unless `fd` is -1.
+
+    C code closes it, so no exception of a signal handler in a destructor can prevent it.
+    """
+
+    cdef public int fd
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __dealloc__(self):
+        if self.fd >= 0:
+            close(self.fd)

@@ -43,6 +43,7 @@ from .._system.limits import explain
 from ..errors import Error
 from . import keeper
 from .allocator import Part, check_possible, check_shape_and_dtype
+from .operands import Descriptor
 
 _Array = np.ndarray[Any, Any]
 _Shape = int | tuple[int, ...]
@@ -102,19 +103,17 @@ class _PartRef(weakref.ref[_Part]):
     block: PassedMemory
 
 
-class PassedMemory:
+class PassedMemory(Descriptor):
     """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped.
 
     It exists before its descriptor, so that no exception loses the descriptor: set `fd`, then call `map`.
     """
 
-    fd = -1  # so that __del__ works if __init__ raises
     of_head: segments.Mapping
     head: Head
     data: segments.Mapping
 
     def __init__(self, nbytes: int, is_writable: bool, for_receivers: bool, maker: int = 0) -> None:
-        self.fd = -1  # so that storing a descriptor later needs no memory
         self.nbytes = nbytes
         self.is_writable = is_writable  # by this process
         self.for_receivers = for_receivers  # True if they may write
@@ -263,10 +262,6 @@ class PassedMemory:
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
-
-    def __del__(self) -> None:
-        if os is not None:
-            self.close_fd()
 
 
 # ---- the blocks of this process ----------------------------------------------------------------------------

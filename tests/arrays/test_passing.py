@@ -680,6 +680,24 @@ def test_an_exception_while_an_array_goes_only_delays_the_rest():
     assert n > 10
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
+def test_an_exception_while_a_block_goes_that_no_array_uses_loses_no_descriptor():
+    """Such as a block whose `share` was interrupted."""
+    before, n = set(segments()), 0
+    while True:
+        n += 1
+        blocks = [passing._make_block(10, None)]
+        injection = injection_of("point", n)
+        gc.disable()  # hypothesis has a callback for collections
+        try:
+            injection.run(blocks.clear)
+        finally:
+            gc.enable()
+        assert set(segments()) == before, injection.places
+        if not injection.places:
+            break
+
+
 def sum_after(pipe, x):
     """Return the sum of an array once the other process has dropped its own."""
     assert pipe.recv_bytes() == b"dropped"

@@ -81,7 +81,7 @@ def interrupt_the_end(comm, name, times, patient):
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("patient", ["plain", "behind"])
-@pytest.mark.parametrize("name", ["end", "_error_of", "_snapshot"])
+@pytest.mark.parametrize("name", ["prepare_abort_error", "_error_of", "_snapshot"])
 def test_signals_while_a_signal_is_handled_change_nothing(world_of, name, times, patient):
     assert_all(world_of(2).outcomes(interrupt_the_end, name, times, patient), shmring.Aborted)
 
@@ -93,7 +93,7 @@ def notify_in_spite_of(comm, name):
     return interrupt_the_end(comm, name, 1, "plain")
 
 
-@pytest.mark.parametrize("name", ["end", "_error_of"])
+@pytest.mark.parametrize("name", ["prepare_abort_error", "_error_of"])
 def test_ranks_of_other_hosts_are_reported_whatever_comes_between(world_over_hosts, name):
     assert_all(world_over_hosts([0, 1]).outcomes(notify_in_spite_of, name), shmring.Aborted)
 
