@@ -13,9 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arrays.operands import Descriptor
 from .messages import buffer, get_address
 
-_blocks: dict[int, tuple[weakref.ref[mmap.mmap], int]] = {}  # memory and its address by descriptor
+
+class _Block(mmap.mmap):
+    """Memory, and the descriptor of its file, which is closed with it."""
+
+    file: Descriptor
+    address: int
+
+
+_blocks: weakref.WeakValueDictionary[int, _Block] = weakref.WeakValueDictionary()  # by descriptor
 
 
 class FilePart(NamedTuple):
@@ -38,31 +47,23 @@ def allocate(nbytes: int) -> buffer:
     return buffer.allocate(nbytes, clear=True) if memory is None else buffer.frombuffer(memory)
 
 
-def _new_block(nbytes: int) -> mmap.mmap:
-    descriptor = os.memfd_create("shmring-alloc-mem")
-    try:
-        os.ftruncate(descriptor, nbytes)
-        memory = mmap.mmap(descriptor, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    _blocks[descriptor] = weakref.ref(memory), get_address(memory)
-    weakref.finalize(memory, _forget, descriptor)
-    return memory
+def _new_block(nbytes: int) -> _Block:
+    file = Descriptor()
+    file.fd = os.memfd_create("shmring-alloc-mem")
+    os.ftruncate(file.fd, nbytes)
+    block = _Block(file.fd, nbytes)
+    block.file, block.address = file, get_address(block)
+    _blocks[file.fd] = block
+    return block
 
 
-def _forget(descriptor: int) -> None:
-    del _blocks[descriptor]
-    os.close(descriptor)
-
-
-def _block_of(memory: Any) -> tuple[mmap.mmap, int, int] | None:
-    """Return the block in which an array is, its descriptor, and the array's first byte in it."""
-    address = get_address(memory)
-    for descriptor, (reference, begin) in list(_blocks.items()):
+def _block_of(memory: Any) -> tuple[_Block, int] | None:
+    """Return the block in which an array is, and the array's first byte in it."""
+    begin = get_address(memory)
+    for reference in _blocks.valuerefs():  # a list: other threads may add blocks
         block = reference()
-        if block is not None and begin <= address and address + memory.nbytes <= begin + len(block):
-            return block, descriptor, address - begin
+        if block is not None and 0 <= begin - block.address <= len(block) - memory.nbytes:
+            return block, begin - block.address
     return None
 
 
@@ -73,9 +74,9 @@ def place_of(memory: Any) -> FilePart | None:
     found = _block_of(memory)
     if found is None:
         return None
-    _, descriptor, offset = found
-    file = os.fstat(descriptor)
-    return FilePart(os.getpid(), descriptor, file.st_dev, file.st_ino, offset, memory.nbytes)
+    block, offset = found
+    file = os.fstat(block.file.fd)
+    return FilePart(os.getpid(), block.file.fd, file.st_dev, file.st_ino, offset, memory.nbytes)
 
 
 def attach(place: FilePart) -> Any:

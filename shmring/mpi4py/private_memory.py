@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arrays.operands import Descriptor
 from ..errors import Error, RankFailed
 from .messages import get_address
 
@@ -28,12 +29,11 @@ class ProcessPart(NamedTuple):
     mark: bytes
 
 
-class _File:
+class _File(Descriptor):
     """The open /proc/PID/mem of a process."""
 
     def __init__(self, pid: int) -> None:
-        self.descriptor = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
+        self.fd = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
 
 
 _files: weakref.WeakValueDictionary[int, _File] = weakref.WeakValueDictionary()  # by pid, for all windows
@@ -63,7 +63,7 @@ class PrivateMemory:
         done = 0
         while done < array.nbytes:
             try:
-                moved = call(self._file.descriptor, [array[done:]], self._address + begin + done)
+                moved = call(self._file.fd, [array[done:]], self._address + begin + done)
             except OSError as error:  # the program has unmapped it
                 why = f"the memory of rank {self._rank} cannot be accessed: {error.strerror}"
                 raise Error(why, rank=self._rank) from error
@@ -95,6 +95,6 @@ def attach(place: ProcessPart, rank: int) -> PrivateMemory:
 def _is_of(file: _File, place: ProcessPart) -> bool:
     found = bytearray(_MARK_NBYTES)
     try:
-        return os.preadv(file.descriptor, [found], place.mark_address) > 0 and found == place.mark
+        return os.preadv(file.fd, [found], place.mark_address) > 0 and found == place.mark
     except OSError:  # the process has no memory at this address
         return False

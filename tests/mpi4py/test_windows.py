@@ -1,10 +1,15 @@
 """Windows: one-sided operations, epochs, locks, atomicity, errors, and what becomes of the memory."""
 
+import gc
+import os
 import textwrap
 
 import pytest
 from combinations import first
+from injections import injection_of
 from running import run_code
+
+from shmring.mpi4py import alloc_mem, private_memory
 
 HEAD = """
 import numpy as np
@@ -454,6 +459,24 @@ def over_private_memory(nbytes, unit=1, info=MPI.INFO_NULL, comm=MPI.COMM_SELF):
 def test_private_memory_is_accessed_as_memory_of_windows_is(tmp_path, code, nprocs):
     code = textwrap.dedent(globals()[code])
     run(tmp_path, PRIVATE + code.replace("MPI.Win.Allocate(", "over_private_memory("), nprocs)
+
+
+@pytest.mark.parametrize("kind", ["memory of Alloc_mem", "private memory"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
+def test_an_exception_while_memory_goes_loses_no_descriptor(kind):
+    before, n = os.listdir("/proc/self/fd"), 0
+    while True:
+        n += 1
+        made = [private_memory._File(os.getpid()) if kind == "private memory" else alloc_mem._new_block(8)]
+        injection = injection_of("point", n)
+        gc.disable()  # hypothesis has a callback for collections
+        try:
+            injection.run(made.clear)
+        finally:
+            gc.enable()
+        assert os.listdir("/proc/self/fd") == before, injection.places
+        if not injection.places:
+            break
 
 
 ANY_MEMORY = """
