@@ -344,6 +344,8 @@ def locked(fd: int) -> io.FileIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         return file
-    except BaseException:
+    except BaseException as error:
         file.close()
+        if isinstance(error, OSError):
+            raise explain(error, "locking a shared array") from error
         raise

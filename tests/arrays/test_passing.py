@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import copy
 import copyreg
+import errno
 import gc
 import io
 import multiprocessing
@@ -519,6 +520,19 @@ def test_no_descriptors_is_an_error_that_says_what_to_do():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert all(not array.any() for array in made)
+
+
+def test_no_locks_is_an_error_that_says_so(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    array = shmring.share(np.arange(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{passing.__name__}.segments.fcntl.flock", refuse)
+        for call in (lambda: shmring.share(5), lambda: travel(array)):
+            with pytest.raises(shmring.Error, match=r"locking a shared array failed: No locks .*ENOLCK"):
+                call()
+    assert travel(array).tolist() == [0, 1, 2]
 
 
 def fail(*_, **__):
