@@ -536,7 +536,7 @@ def check_shape_and_dtype(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.d
     lengths = tuple(map(operator.index, shape)) if np.iterable(shape) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape is {lengths}; its lengths must be 0 or more")
-    whole, items = lengths + dtype.shape, dtype.base
+    whole, items = lengths + dtype.shape, np.empty(0, dtype.base).dtype  # "S" alone makes items of one byte
     # Before a call begins: NumPy raises ValueError for too many dimensions, or too large lengths beside a 0.
     if math.prod(whole) * items.itemsize == 0:
         np.empty(whole, items)

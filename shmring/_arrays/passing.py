@@ -460,7 +460,7 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
 
 def _copy(given: _Array, writable: bool, is_by_value: bool = False) -> _Array:
     order = "F" if given.flags.f_contiguous and not given.flags.c_contiguous else "C"
-    if given.size == 0 or not given.flags.forc or given.dtype.hasobject:
+    if given.nbytes == 0 or not given.flags.forc or given.dtype.hasobject:
         made = _shared(given.shape, given.dtype, writable, order, is_by_value=is_by_value)
         np.copyto(made, given)
         return made

@@ -314,6 +314,16 @@ def test_new_arrays(make, shape):
         assert not made.any()
 
 
+@pytest.mark.parametrize("dtype", ["S", "U", bytes, "<U0"])
+def test_text_of_no_given_length_has_room_for_a_character(dtype):
+    for made in (shmring.shared_empty(3, dtype), shmring.shared_zeros(3, dtype)):
+        assert made.dtype == np.zeros(3, dtype).dtype
+        made[:] = ["a", "b", ""]
+        assert travel(made).tolist() == made.tolist() == np.array(["a", "b", ""], made.dtype).tolist()
+    without = np.zeros((3, 2), [("text", dtype)])["text"]
+    assert (shmring.share(without) == np.copy(without)).all()
+
+
 def test_receivers_may_write_only_if_the_array_says_so():
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:

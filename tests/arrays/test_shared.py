@@ -59,17 +59,18 @@ def shapes(comm):
     c = comm.shared(7, [("time", "f8"), ("count", "i4")])
     d = comm.shared(3, "M8[s]")
     e = comm.shared(5, np.bool_)
+    f = comm.shared(3, "U")
     if comm.rank == 0:
-        a[...], c["count"][3], d[1], e[4] = 2.5, 9, "2020-02-02", True
-    for array in (a, b, c, d, e):
+        a[...], c["count"][3], d[1], e[4], f[2] = 2.5, 9, "2020-02-02", True, "x"
+    for array in (a, b, c, d, e, f):
         array.fence()
     with a.lock(0), b.lock(0):
         pass
-    return float(a), b.shape, int(c["count"].sum()), str(d[1]), int(e.sum())
+    return float(a), b.shape, int(c["count"].sum()), str(d[1]), int(e.sum()), f.tolist()
 
 
 def test_every_shape_and_dtype(world_of):
-    assert world_of(2)(shapes) == [(2.5, (0, 5), 9, "2020-02-02T00:00:00", 1)] * 2
+    assert world_of(2)(shapes) == [(2.5, (0, 5), 9, "2020-02-02T00:00:00", 1, ["", "", "x"])] * 2
 
 
 def views_and_copies(comm):
