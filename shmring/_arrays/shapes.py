@@ -17,16 +17,21 @@ def as_numpy(x: Any) -> np.ndarray[Any, Any]:
     return found
 
 
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array of this dtype, for which np.empty makes items of one character if text has none."""
+    return np.empty(shape, dtype) if dtype.itemsize else np.ndarray(shape, dtype)
+
+
 def empty_joined(x: Any, size: int) -> np.ndarray[Any, Any]:
     """Return an empty array for every rank's x: shape (size, *s) for x of shape s."""
     like = as_numpy(x)
-    return np.empty((size, *like.shape), like.dtype)
+    return empty((size, *like.shape), like.dtype)
 
 
 def empty_alike(x: Any) -> np.ndarray[Any, Any]:
     """Return an empty array of the shape and dtype of x."""
     like = as_numpy(x)
-    return np.empty(like.shape, like.dtype)
+    return empty(like.shape, like.dtype)
 
 
 def empty_part(x: Any, size: int) -> np.ndarray[Any, Any]:
@@ -42,7 +47,7 @@ def empty_part(x: Any, size: int) -> np.ndarray[Any, Any]:
     rows = rows_of_a_part(like.shape, size)
     is_column = like.shape[1:] == (1,)
     shape = like.shape[1:] if rows == 1 and not is_column else (rows, *like.shape[1:])
-    return np.empty(shape, like.dtype)
+    return empty(shape, like.dtype)
 
 
 def rows_of_a_part(shape: tuple[int, ...], size: int) -> int:

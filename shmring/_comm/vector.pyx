@@ -111,6 +111,8 @@ cdef class _Parts:
         cdef cnp.npy_intp[64] lengths   # NPY_MAXDIMS
         cdef cnp.ndarray like = self.like
         cdef cnp.dtype dtype = like.dtype
+        if cnp.PyArray_ITEMSIZE(like) == 0:
+            return shapes.empty((nrows, *np.shape(like)[1:]), dtype)
         memcpy(lengths, cnp.PyArray_DIMS(like), cnp.PyArray_NDIM(like) * sizeof(cnp.npy_intp))
         lengths[0] = nrows
         Py_INCREF(dtype)

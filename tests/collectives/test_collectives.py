@@ -334,6 +334,22 @@ def test_items_of_opaque_dtypes_may_have_any_layout(world_of):
         assert swapped["what"][:, 0].tolist() == [0, 1, 2]
 
 
+def items_without_bytes(comm):
+    texts = np.zeros((comm.size, 3), [("text", "S0")])["text"]
+    given, is_root = [texts[:1], texts[:2]], comm.rank == 0
+    found = [comm.gather(texts), comm.all_gather(texts), comm.all_to_all(texts)]
+    found += [comm.scatter(texts if is_root else None, like=texts[0])]
+    found += [comm.scatter_v(given if is_root else None, like=texts), *comm.all_gather_v(given[comm.rank])]
+    return [None if result is None else (result.dtype.str, result.shape) for result in found]
+
+
+def test_items_of_opaque_dtypes_may_have_no_byte(world_of):
+    first, second = world_of(2)(items_without_bytes)
+    shapes = [(2, 2, 3), (2, 2, 3), (2, 3), (3,), (1, 3), (1, 3), (2, 3)]
+    assert first == [("|S0", shape) for shape in shapes]
+    assert second == [None, *first[1:4], ("|S0", (2, 3)), *first[5:]]
+
+
 def planned(comm):
     x, n = np.full((comm.size, 40), float(comm.rank)), comm.size
     plans = {
