@@ -6,6 +6,8 @@ from typing import Self
 
 from .._transport.channels import Channels
 
+def most_parts(counts: Sequence[int]) -> int: ...
+
 class InterNodeConns:
     """The connections of one communicator on one rank to ranks of other hosts, and the host of every rank."""
 

@@ -159,7 +159,9 @@ def spawn(
         except OSError as error:
             raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
         except EOFError as error:
-            what = f"starting rank {launch.nstarted} of {nprocs} failed: multiprocessing's fork server has ended"
+            what = (
+                f"starting rank {launch.nstarted} of {nprocs} failed: multiprocessing's fork server has ended"
+            )
             raise Error(what) from error
         launch.collect()
         launch.stop(_EXIT_S)

@@ -421,7 +421,8 @@ def parts_of_a_slice(counts, ngrains):
     """Return the most parts of a slice if every host divides so many grains among its ranks."""
     begins = {count: [count_before(ngrains, count, rank) for rank in range(count + 1)] for count in counts}
     cuts = {begin for of_host in begins.values() for begin in of_host}
-    slices = [pair for of_host in begins.values() for pair in itertools.pairwise(of_host) if pair[0] < pair[1]]
+    slices = {pair for of_host in begins.values() for pair in itertools.pairwise(of_host)}
+    slices = {(begin, end) for begin, end in slices if begin < end}
     return max(1 + sum(begin < cut < end for cut in cuts) for begin, end in slices)
 
 
@@ -429,7 +430,9 @@ def count_before(ngrains, nranks, rank):
     return ngrains // nranks * rank + min(ngrains % nranks, rank)
 
 
-@pytest.mark.parametrize("counts", [(1, 1, 8, 16), (1, 6, 12), (2, 3), (2, 2, 32), (4, 6, 9), (8, 16), (5, 5)])
+@pytest.mark.parametrize(
+    "counts", [(1, 1, 8, 16), (1, 6, 12), (2, 3), (2, 2, 32), (4, 6, 9), (8, 16), (5, 5)]
+)
 def test_no_slice_has_more_parts_than_the_queue_is_asked_for(counts):
     """Borders that coincide as fractions are apart after rounding to grains."""
     limit = most_parts(counts)

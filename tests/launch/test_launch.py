@@ -504,7 +504,9 @@ def test_ranks_do_not_wait_for_one_that_failed_before_it_joined(monkeypatch, met
     args = (FailsToArrive(how, ranks),)
     outcomes = shmring.spawn(place, 4, args, method=method, return_exceptions=True)
     for rank, error in enumerate(outcomes):
-        assert isinstance(error, ValueError if rank in ranks and how == "value" else shmring.RankFailed), error
+        assert isinstance(error, ValueError if rank in ranks and how == "value" else shmring.RankFailed), (
+            error
+        )
         # Rank 0 raises first then. A rank that has just connected may know no more than that.
         assert error.rank in ([rank] if rank in ranks else [*ranks, 0]), error
 
@@ -556,7 +558,9 @@ def test_what_ranks_have_printed_before_a_failure_is_not_lost(tmp_path, method):
     script = tmp_path / "printing.py"
     script.write_text(PRINTING.format(method=method))
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=60
+    )
     assert sorted(done.stdout.splitlines()) == ["first of rank 0", "first of rank 1", "raised the cause"]
 
 

@@ -347,7 +347,7 @@ static void test_receiver_ends(void)
     connect_ends();
     open_sides(RING_MOST_NBYTES, RING_MOST_NBYTES, 1, CHECK_FROM_ZERO);
     sr_channels_step(&side[0].channels);
-    CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WHOLE);
+    CHECK(sr_channel_push(&side[0].channels, &side[0].channel, &out) == SR_RING_WAIT && is_pushed(&out));
     for (int i = 0; i < 100; i++)
         CHECK(sr_channel_is_delivering(&side[0].channels, &side[0].channel));
     close(ends[1]);
