@@ -50,6 +50,12 @@ class CallLock:
     def is_mine(self) -> bool:
         """Return whether this thread has the lock or waits for it, as in a handler during its own call."""
 
+    def begin_steps(self) -> None:
+        """Let this thread, which has the lock, take and release it again for each step of its call.
+
+        This ends when the thread releases the lock outside of a step. Other threads do not get it before.
+        """
+
     def check_not_mine(self) -> None:
         """Raise RuntimeError if this thread has the lock or waits for it: it would wait for itself."""
 

@@ -93,6 +93,10 @@ cdef inline object name_of_op(int64_t op, object tensor):
     return op_names[op]
 
 
+cdef enum:
+    BETWEEN = 1, WITHIN = 2
+
+
 cdef class CallLock:
     """A lock as threading.Lock, faster while no other thread waits for it, and taken in turn if others do."""
 
@@ -100,6 +104,7 @@ cdef class CallLock:
     # wait, a release hands the lock to the first of them: is_held stays true.
     cdef bint is_held
     cdef unsigned long owner   # while it is held: the thread, or 0 until a woken thread runs
+    cdef int steps             # while it is held, for a call of several steps: BETWEEN or WITHIN one; else 0
     cdef readonly list unfinished   # operations of a group whose results are not in their tensors yet
     cdef list waiting   # a lock of each thread, in the order in which they came; a release of it wakes the thread
     cdef list queued    # the threads that wait, also while they wake
@@ -133,6 +138,15 @@ cdef class CallLock:
         cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
         return (self.is_held and self.owner == thread) or thread in self.queued
 
+    def begin_steps(self):
+        """Let this thread, which has the lock, take and release it again for each step of its call.
+
+        This ends when the thread releases the lock outside of a step. Other threads do not get it before.
+        """
+        if not self.is_held or self.steps != 0:
+            raise RuntimeError("the steps of a call begin within another call, or without the lock")
+        self.steps = BETWEEN
+
     def check_not_mine(self):
         """Raise RuntimeError if this thread has the lock or waits for it: it would wait for itself."""
         if self.is_mine():
@@ -153,6 +167,9 @@ cdef class CallLock:
         return True
 
     cdef bint take_later(self, double timeout) except -1:
+        if self.steps == BETWEEN and self.owner == <unsigned long> PyThread_get_thread_ident():
+            self.steps = WITHIN
+            return True
         if timeout < 0:
             self.check_not_mine()
         turn = threading.Lock()
@@ -180,6 +197,10 @@ cdef class CallLock:
         return True
 
     cdef inline int give_back(self) except -1:
+        if self.steps == WITHIN:
+            self.steps = BETWEEN
+            return 0
+        self.steps = 0
         if self.waiting:
             self.owner = 0
             self.waiting.pop(0).release()

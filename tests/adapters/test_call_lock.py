@@ -194,3 +194,26 @@ def test_a_lock_is_released_only_by_the_thread_that_has_it():
 def test_a_lock_that_nobody_holds_is_not_released():
     with pytest.raises(RuntimeError, match="no thread holds"):
         CallLock().release()
+
+
+def test_the_steps_of_a_call_take_the_lock_of_their_thread():
+    lock = CallLock()
+    with pytest.raises(RuntimeError, match="without the lock"):
+        lock.begin_steps()
+    with lock:
+        lock.begin_steps()
+        thread, outcome = waiting(lock, timeout=0.1)
+        for _ in range(3):
+            with lock:
+                with pytest.raises(RuntimeError, match="signal handler"):
+                    lock.acquire()
+                with pytest.raises(RuntimeError, match="within another call"):
+                    lock.begin_steps()
+        thread.join()
+        assert outcome == [False]
+        thread, outcome = waiting(lock)
+    thread.join()
+    assert outcome == [True]
+    lock.release()
+    with lock, pytest.raises(RuntimeError, match="signal handler"):  # the steps are over
+        lock.acquire()

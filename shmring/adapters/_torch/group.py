@@ -581,13 +581,17 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             self.comm.refuse(kind)
 
     def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:
-        """Make several calls as one."""
+        """Make several calls as one: an exception after the first call ends the group."""
         if len(outputs) != len(inputs):
             raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
-        works = [call(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
-        if not opts.asyncOp:
-            return None
-        return self._work_of(together(works, self._completer))
+
+        def make_all() -> _Pending:
+            works = [call(output, given, opts) for output, given in zip(outputs, inputs, strict=True)]
+            return self._work_of(together(works, self._completer)) if opts.asyncOp else None
+
+        with self._calling:
+            self._calling.begin_steps()
+            return self.comm.run_steps(make_all)  # type: ignore[no-any-return, unused-ignore]
 
     def _finish_done(self, *, messages: bool = False) -> None:
         """Finish the results of all completed collectives: after a synchronous call, of all earlier ones.
