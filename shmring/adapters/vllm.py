@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -128,8 +128,7 @@ class TensorGroup:
             self.comm.all_reduce(memory)
         else:
             taken = self._taken()
-            self.comm.all_reduce(taken.changed(input_))
-            _finish(taken)
+            _make(self.comm, taken, self.comm.all_reduce, taken.changed(input_))
         return input_
 
     def broadcast(self, tensor: Any, src: int = 0) -> Any:
@@ -154,8 +153,7 @@ class TensorGroup:
         """
         taken = self._taken()
         given = taken.given(tensor) if self.comm.rank == src else taken.changed(tensor)
-        self.comm.broadcast(given, src)
-        _finish(taken)
+        _make(self.comm, taken, self.comm.broadcast, given, src)
         return tensor
 
     def all_gather(self, input_: Any, dim: int = -1) -> Any:
@@ -445,6 +443,10 @@ def _joined(gathered: Any, dim: int) -> Any:
     return gathered.movedim(0, dim).reshape(shape)
 
 
-def _finish(taken: Any) -> None:
-    if taken.finish is not None:
-        taken.finish()
+def _make(comm: shmring.Comm, taken: Any, call: Callable[..., Any], *arguments: Any) -> None:
+    """Make a call and put its result in place. An exception in between ends the communicator."""
+    finish = taken.finish
+    if finish is None:
+        call(*arguments)
+    else:
+        comm.run_steps(lambda: (call(*arguments), finish()))

@@ -238,13 +238,17 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     def _add_sparse(self, tensor: Any, opts: Any) -> _Pending:
         if hash(opts.reduceOp) != _SUM:
             raise ArgumentError("shmring only sums sparse tensors")
-        with self._calling:
+
+        def add_all() -> _Pending:
             calls, add = gather_entries(self.comm, tensor)
             operation = operation_of(calls, [tensor], self._completer, add)
-        if opts.asyncOp:
-            return self._answer(operation)
-        operation.wait()
-        return None
+            if opts.asyncOp:
+                return self._answer(operation)
+            operation.wait()
+            return None
+
+        with self._calling:
+            return self.comm.run_steps(add_all)
 
     @_refusing("all_reduce")
     def allreduce_coalesced(self, tensors: Any, opts: Any = _ALLREDUCE_COALESCED) -> _Pending:
@@ -535,14 +539,27 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         keywords["timeout"] = _seconds(opts.timeout)
         if not opts.asyncOp:
             with self._calling:
-                method(*arguments, **keywords)
+                finish = taken.finish
+                if finish is None:
+                    method(*arguments, **keywords)
+                else:  # an exception before the result is in place ends the communicator
+                    self.comm.run_steps(self._make_and_finish, finish, method, arguments, keywords)
             self._finish_done()
-            if taken.finish is not None:
-                taken.finish()
             return None
         with self._calling:
             part = method(*arguments, async_op=True, **keywords)
         return self._answer(operation_of((part,), result, self._completer, taken.finish))
+
+    def _make_and_finish(
+        self,
+        finish: Callable[[], None],
+        method: Callable[..., Any],
+        arguments: Sequence[Any],
+        keywords: dict[str, Any],
+    ) -> None:
+        method(*arguments, **keywords)
+        self._finish_done()  # of earlier calls, which may have the same tensors
+        finish()
 
     def _do_nothing(self, arguments: Sequence[Any]) -> _Pending:
         """Return what a complete call returns: the tensors of this one have no elements."""
@@ -591,7 +608,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
 
         with self._calling:
             self._calling.begin_steps()
-            return self.comm.run_steps(make_all)  # type: ignore[no-any-return, unused-ignore]
+            return self.comm.run_steps(make_all)
 
     def _finish_done(self, *, messages: bool = False) -> None:
         """Finish the results of all completed collectives: after a synchronous call, of all earlier ones.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import shmring
+from shmring.errors import agreed
 
 from .tensors import ArgumentError, bytes_of, plain_torch, stage_memory
 
@@ -35,9 +36,8 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
 
     def add() -> None:
         if (forms != form[0]).any():
-            raise ArgumentError(
-                f"ranks {np.flatnonzero(forms != form[0])} passed a sparse tensor of another shape or dtype"
-            )
+            others = np.flatnonzero(forms != form[0])
+            raise agreed(ArgumentError(f"ranks {others} passed a sparse tensor of another shape or dtype"))
         # The tensor takes over the indices and values: they must be inference tensors only if it is one.
         with plain_torch(inference=tensor.is_inference()):
             everybodys = [_joined(calls[1].result(), indices).t(), _joined(calls[2].result(), values)]

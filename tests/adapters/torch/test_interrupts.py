@@ -10,6 +10,9 @@ from injections import Interrupt
 from ranks import Ranks
 from torch_ranks import group_of
 
+from shmring.adapters._torch import sparse, tensors
+from shmring.adapters.vllm import TensorGroup
+
 
 class Stop(RuntimeError):
     """An exception of a handler that is not a KeyboardInterrupt."""
@@ -87,3 +90,43 @@ def test_an_interrupt_between_calls_that_are_made_as_one(call):
         for error in Interrupt(), Stop():
             expected = [(type(error).__name__, "Aborted"), ("Aborted", "Aborted")]
             assert ranks(interrupt_between, call, 3, error) == expected
+
+
+# ---- results that are copied to their tensors, or divided, after the call ----------------------------------
+
+
+def strided(count, dtype=torch.float32):
+    return torch.ones(count, 2, dtype=dtype)[:, 0]
+
+
+COPIED = {
+    "all_reduce": lambda group: dist.all_reduce(strided(3)),
+    "all_reduce, an average": lambda group: dist.all_reduce(torch.ones(3, dtype=int), dist.ReduceOp.AVG),
+    "all_reduce, multiplied": lambda group: dist.all_reduce(torch.ones(3), dist._make_nccl_premul_sum(0.5)),
+    "all_gather": lambda group: dist.all_gather([strided(3), strided(3)], torch.ones(3)),
+    "scatter": lambda group: dist.scatter(strided(3), None if group.rank() else [torch.ones(3)] * 2),
+    "sparse": lambda group: dist.all_reduce(torch.ones(3).to_sparse()),
+    "in vLLM, all_reduce": lambda group: TensorGroup(group.comm).all_reduce(strided(3)),
+    "in vLLM, broadcast": lambda group: TensorGroup(group.comm).broadcast(strided(3), 1),
+}
+
+
+def interrupt_the_copy(comm, name, error):
+    def fail(*_):
+        raise error
+
+    with group_of(comm) as group, pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 0:
+            patch.setattr(tensors.Taken, "_finish", fail)
+            patch.setattr(sparse, "_joined", fail)
+        return outcome_of(lambda: COPIED[name](group))
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_an_interrupt_while_a_result_is_copied(name):
+    with Ranks(2) as ranks:
+        ranks.meet()
+        for error in Interrupt(), Stop():
+            interrupted, (_, error_of_the_next) = ranks(interrupt_the_copy, name, error)
+            assert interrupted == (type(error).__name__, "Aborted")
+            assert error_of_the_next == "Aborted"
