@@ -55,7 +55,8 @@ class Derivable:
             self._nsplits += 1
         if self.comm.rank not in members:
             return None
-        rank, store = members.index(self.comm.rank), dist.PrefixStore(f"{name}/", self._store)
+        # Groups of other members may have the same name. The members come first: a name may contain anything.
+        rank, store = members.index(self.comm.rank), dist.PrefixStore(f"{members} {name}/", self._store)
         return self._derive(store, rank, len(members), timeout or self._timeout(), name, description)
 
     def merge_remote_group(

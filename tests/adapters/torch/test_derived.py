@@ -74,6 +74,23 @@ def test_a_group_is_split(backend):
         assert whole == (7.0, rank, 3)
 
 
+def split_in_two(comm):
+    """Return by round the members of the group of this rank's half; the groups have one name."""
+    mine, found = [0, 1] if comm.rank < 2 else [2, 3], []
+    with group_of(comm):
+        for _ in range(5):
+            group = dist.group.WORLD.split_group(mine, group_name="half")
+            x = torch.tensor([2.0**comm.rank])
+            group.allreduce([x]).wait()
+            found.append(x.item())
+    return found
+
+
+def test_disjoint_groups_may_have_one_name():
+    with Ranks(4) as ranks:
+        assert ranks.meet()(split_in_two) == [[3.0] * 5] * 2 + [[12.0] * 5] * 2
+
+
 def merge(comm, backend, folder):
     with group_of(comm, backend):
         store = dist.FileStore(str(folder / "store"), -1)
