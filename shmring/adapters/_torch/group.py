@@ -201,7 +201,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         except (TypeError, ValueError) as error:
             raise as_in_gloo(error) from None
         operation = Operation((part,), tensors, self._completer)
-        return self._answer(operation, sys._getframe(1).f_globals)
+        return self._answer(operation, _globals_of_caller(1))
 
     def _reduce_any_for_all(self, tensors: Any, opts: Any, timeout: Any, tensor: Any, op: Any) -> _Pending:
         """Reduce what is not one dense tensor, or is given in another form than with options."""
@@ -445,18 +445,18 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             raise as_in_gloo(error) from None
         message = Message(transfer, self._messaging, self._timeout_s)
         operation = Operation((message,), [tensor], self._completer)
-        return self._answer(operation, sys._getframe(self._frames_to_caller).f_globals)
+        return self._answer(operation, _globals_of_caller(self._frames_to_caller))
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
         if srcRank < 0:
             raise ArgumentError(f"srcRank is {srcRank}; the ranks are 0 to {self.comm.size - 1}")
-        return self._receive(tensors, srcRank, tag, sys._getframe(self._frames_to_caller).f_globals)
+        return self._receive(tensors, srcRank, tag, _globals_of_caller(self._frames_to_caller))
 
     def recv_anysource(self, tensors: Any, tag: int) -> dist.Work:
-        caller = sys._getframe(self._frames_to_caller).f_globals
+        caller = _globals_of_caller(self._frames_to_caller)
         return self._receive(tensors, shmring.ANY_SOURCE, tag, caller)
 
-    def _receive(self, tensors: Any, source: int, tag: int, caller: dict[str, Any]) -> dist.Work:
+    def _receive(self, tensors: Any, source: int, tag: int, caller: dict[str, Any] | None) -> dist.Work:
         if tag < 0:  # -1 is shmring's wildcard
             raise ArgumentError(f"tag is {tag}; tags are not negative")
         try:
@@ -753,6 +753,17 @@ def _profiled(kind: str, tensors: Sequence[torch.Tensor]) -> contextlib.Abstract
     name = kind.removesuffix("_v").removesuffix("_many")
     recorded: contextlib.AbstractContextManager[Any] = _RecordFunctionFast(f"shmring:{name}", list(tensors))
     return recorded
+
+
+def _globals_of_caller(depth: int) -> dict[str, Any] | None:
+    """Return the globals `depth` frames above the method that calls this; None if there is no such frame.
+
+    C++ calls methods also in threads that have no frames of Python.
+    """
+    try:
+        return sys._getframe(depth + 1).f_globals
+    except ValueError:
+        return None
 
 
 def _calling_module() -> str:

@@ -1,5 +1,6 @@
 """Works that C++ keeps after Python has dropped them, in every way in which C++ gets one."""
 
+import _thread
 import contextlib
 import datetime
 import gc
@@ -14,15 +15,17 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.distributed_c10d as c10d
-from ranks import until_there
+from ranks import Ranks, until_there
 from torch import nn
 from torch._C._distributed_c10d import _register_work
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_ranks import die, group_of, news_of_death, of_backend, of_both
+from waiting import wait_until
 
 import shmring
 from shmring.adapters._compiled import CallLock
 from shmring.adapters._torch import work as _torch_work
+from shmring.adapters.torch import replace_gloo
 
 MANY = 50
 LIMIT_S = 1  # of a group
@@ -62,6 +65,41 @@ def late(rank):
     """Let rank 1 come after rank 0 has begun and dropped its Work."""
     if rank == 1:
         time.sleep(0.1)
+
+
+def call_without_frames(method, *arguments):
+    """Return what a method returns that a thread calls in which no other Python code runs, as C++ may."""
+    results = []
+    _thread.start_new_thread(results.extend, (map(method, *zip(arguments, strict=True)),))
+    wait_until(lambda: results, f"{method.__name__} returns")
+    return results[0]
+
+
+def calls_without_frames(rank):
+    group, x, y = dist.group.WORLD, torch.ones(3), torch.full((BIG,), 1.0 + rank)
+    works = [call_without_frames(group.allreduce, [x], dist.AllreduceOptions())]
+    if rank == 0:
+        works.append(call_without_frames(group.send, [y], 1, 0))
+        works.append(call_without_frames(group.recv_anysource, [y[:5]], 1))
+    else:
+        works.append(call_without_frames(group.recv, [y], 0, 0))
+        works[-1].wait()
+        works.append(call_without_frames(group.send, [y[5:10] + 2], 0, 1))
+    for work in works:
+        work.wait()
+    return x.sum(), y.sum()
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_call_from_a_thread_without_frames(is_in_place):
+    replace_gloo(is_in_place)
+    try:
+        with Ranks(2) as ranks:
+            backend = "gloo" if is_in_place else "shmring"
+            found = of_backend(ranks.meet(), backend, calls_without_frames)
+    finally:
+        replace_gloo(False)
+    assert found == [(6, BIG + 10), (6, BIG)]
 
 
 # ---- boxed and unboxed ------------------------------------------------------------------------------------
