@@ -55,6 +55,7 @@ from .work import (
     StagedOperation,
     UnknownWork,
     Work,
+    abort_message,
     are_any_halves,
     finished,
     operation_of,
@@ -432,20 +433,30 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     # -- one to one --
 
     def send(self, tensors: Any, dstRank: int, tag: int) -> dist.Work:
+        begun = False
         try:
             tensor, taken = _only(tensors), Taken()
             memory = taken.given(tensor)
             with _profiled("send", tensors), self._messaging:
+                begun = True
                 transfer = self.comm.isend(memory, dstRank, tag)
                 if transfer.done():
                     return self._sent
+            message = Message(transfer, self._messaging, self._timeout_s, comm=self.comm)
+            operation = Operation((message,), [tensor], self._completer)
+            return self._answer(operation, _globals_of_caller(self._frames_to_caller))
         except NoElements:
             return self._sent
         except (TypeError, ValueError) as error:
             raise as_in_gloo(error) from None
-        message = Message(transfer, self._messaging, self._timeout_s)
-        operation = Operation((message,), [tensor], self._completer)
-        return self._answer(operation, _globals_of_caller(self._frames_to_caller))
+        except BaseException as error:
+            self._abort_if_begun(begun, error)
+            raise
+
+    def _abort_if_begun(self, begun: bool, error: BaseException) -> None:
+        """End the communicator if a handler's exception came when a message was under way without a Work."""
+        if begun and not isinstance(error, (MemoryError, shmring.Error)):
+            abort_message(self.comm, error)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
         if srcRank < 0:
@@ -459,19 +470,24 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     def _receive(self, tensors: Any, source: int, tag: int, caller: dict[str, Any] | None) -> dist.Work:
         if tag < 0:  # -1 is shmring's wildcard
             raise ArgumentError(f"tag is {tag}; tags are not negative")
+        begun = False
         try:
             tensor, taken = _only(tensors), Taken()
             memory = taken.changed(tensor)
             with _profiled("recv", tensors), self._messaging:
+                begun = True
                 transfer = self.comm.irecv(memory, source, tag)
+            is_own, comm = source == self.comm.rank, self.comm
+            message = Message(transfer, self._messaging, self._timeout_s, is_from_self=is_own, comm=comm)
+            operation = operation_of((message,), [tensor], self._completer, taken.finish)
+            return self._answer(operation, caller)
         except NoElements:
             return self._answer(Operation((), [tensor], self._completer), caller)
         except (TypeError, ValueError) as error:
             raise as_in_gloo(error) from None
-        is_own = source == self.comm.rank
-        message = Message(transfer, self._messaging, self._timeout_s, is_from_self=is_own)
-        operation = operation_of((message,), [tensor], self._completer, taken.finish)
-        return self._answer(operation, caller)
+        except BaseException as error:
+            self._abort_if_begun(begun, error)
+            raise
 
     # -- meeting --
 

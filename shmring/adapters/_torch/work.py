@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import inspect
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,21 +30,39 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined, unused-ig
     _create_work_from_future,
 )
 
+import shmring
+
 from .._compiled import CallLock
 from .tensors import ArgumentError, as_in_gloo
 
 _TURN_S, _LEAST_S = 0.01, 1e-6
+# The code of torch's functions that wait for the Work of a message and do not return it.
+_DROPPING = frozenset(inspect.unwrap(function).__code__ for function in (dist.send, dist.recv))
+
+
+def abort_message(comm: Any, error: BaseException) -> None:
+    """End the communicator because of an error after which a message goes on that nobody waits for."""
+    with contextlib.suppress(shmring.Error):
+        comm.abort(f"{type(error).__name__} in the middle of a message")
 
 
 class Message:
     """A Transfer that several threads may wait for. shmring allows one caller of messages at a time.
 
     is_from_self: the message is from this rank, so a wait for one that is not sent yet would never end.
+    comm: needed for `abandon`.
     """
 
     def __init__(
-        self, transfer: Any, calling: CallLock, timeout_s: float, *, is_from_self: bool = False
+        self,
+        transfer: Any,
+        calling: CallLock,
+        timeout_s: float,
+        *,
+        is_from_self: bool = False,
+        comm: Any = None,
     ) -> None:
+        self._comm = comm
         self._transfer = transfer
         self._is_from_self = is_from_self
         self._calling = calling
@@ -70,6 +90,17 @@ class Message:
                         raise TimeoutError(
                             f"the message is not complete within {limit_s:g} s; it continues"
                         ) from None
+
+    def abandon(self, error: BaseException) -> None:
+        """Withdraw the message, for which nobody waits after the error; else end the communicator.
+
+        A posted receive would take the next message, and a send would read a tensor that the caller changes.
+        """
+        with contextlib.suppress(shmring.Error):
+            with self._calling:
+                is_withdrawn = self._transfer.cancel()
+            if not is_withdrawn:
+                abort_message(self._comm, error)
 
     def done(self) -> bool:
         if self._calling.is_mine():  # in a signal handler, during this thread's own call
@@ -275,9 +306,19 @@ class Handle:
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Block until complete; return True, or raise the error. A timeout of zero is none.
 
-        After the timeout, raise WaitTimeout; the operation goes on.
+        After the timeout, raise WaitTimeout; the operation goes on. It also goes on after an exception of a
+        signal handler, unless the caller drops this Work then.
         """
-        return self.operation.wait(timeout)
+        try:
+            return self.operation.wait(timeout)
+        except (shmring.Error, ArgumentError):
+            raise
+        except BaseException as error:
+            caller = sys._getframe().f_back
+            if caller is not None and caller.f_code in _DROPPING:
+                for part in self.operation.parts:
+                    part.abandon(error)
+            raise
 
     def is_completed(self) -> bool:
         return self.operation.is_completed()

@@ -1,5 +1,7 @@
 """Calls of the process group that a signal handler's exception ends on one rank: the others learn of it."""
 
+import signal
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,7 +9,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from injections import Interrupt
-from ranks import Ranks
+from ranks import Ranks, until_there
 from torch_ranks import group_of
 
 from shmring.adapters._torch import sparse, tensors
@@ -130,3 +132,124 @@ def test_an_interrupt_while_a_result_is_copied(name):
             interrupted, (_, error_of_the_next) = ranks(interrupt_the_copy, name, error)
             assert interrupted == (type(error).__name__, "Aborted")
             assert error_of_the_next == "Aborted"
+
+
+# ---- messages ----------------------------------------------------------------------------------------------
+
+BIG = 3_000_000
+
+
+def stop_after(seconds, error):
+    """Let the handler of a signal raise this error once, after some time."""
+
+    def handle(*_):
+        raise error
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def interrupt_a_receive(comm, error, interrupted, source):
+    """Return what rank 0 receives after an interrupted receive. Rank 1 sends after that."""
+    with group_of(comm):
+        if comm.rank == 1:
+            until_there(interrupted)
+            for value in 1, 2:
+                dist.send(torch.full((BIG,), float(value)), 0)
+            return None
+        lost, x = torch.zeros(BIG), torch.zeros(BIG)
+        stop_after(0.2, error)
+        assert error_of(lambda: dist.recv(lost, source)) == type(error).__name__
+        interrupted.touch()
+        received = []
+        for _ in range(2):
+            dist.recv(x, source)
+            received.append(x.unique().tolist())
+        return received, lost.unique().tolist()
+
+
+@pytest.mark.parametrize("source", [1, None])
+@pytest.mark.parametrize("error", [Interrupt(), Stop()], ids=repr)
+def test_an_interrupted_receive_takes_no_message(tmp_path, error, source):
+    with Ranks(2) as ranks:
+        found = ranks.meet()(interrupt_a_receive, error, tmp_path / "interrupted", source)
+    assert found == [([[1.0], [2.0]], [0.0]), None]
+
+
+def interrupt_a_send(comm, error, interrupted):
+    with group_of(comm):
+        if comm.rank == 1:
+            until_there(interrupted)
+            x = torch.zeros(BIG)
+            return error_of(lambda: dist.recv(x, 0))
+        x = torch.ones(BIG)
+        stop_after(0.2, error)
+        first = error_of(lambda: dist.send(x, 1))
+        x.fill_(2)
+        interrupted.touch()
+        return first, error_of(lambda: dist.send(x, 1))
+
+
+@pytest.mark.parametrize("error", [Interrupt(), Stop()], ids=repr)
+def test_an_interrupted_send_ends_the_group(tmp_path, error):
+    with Ranks(2) as ranks:
+        found = ranks.meet()(interrupt_a_send, error, tmp_path / "interrupted")
+    assert found == [(type(error).__name__, "Aborted"), "Aborted"]
+
+
+class InterruptedAfter:
+    """A communicator that raises when a message has begun, before the caller has its Transfer."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def isend(self, *arguments):
+        self._comm.isend(*arguments)
+        raise Interrupt
+
+    def irecv(self, *arguments):
+        self._comm.irecv(*arguments)
+        raise Interrupt
+
+
+def interrupt_the_beginning(comm, begin, interrupted):
+    with group_of(comm) as group:
+        x = torch.zeros(BIG)
+        if comm.rank == 1:
+            until_there(interrupted)
+            return error_of(lambda: dist.recv(x, 0))
+        group.comm = InterruptedAfter(group.comm)
+        outcome = outcome_of(lambda: begin(x, 1))
+        interrupted.touch()
+        return outcome
+
+
+@pytest.mark.parametrize("begin", [dist.send, dist.isend, dist.recv, dist.irecv])
+def test_an_interrupt_when_a_message_has_begun(tmp_path, begin):
+    with Ranks(2) as ranks:
+        found = ranks.meet()(interrupt_the_beginning, begin, tmp_path / "interrupted")
+    assert found == [("Interrupt", "Aborted"), "Aborted"]
+
+
+def interrupt_a_wait(comm, interrupted):
+    """Return what a receive gets whose first wait was interrupted."""
+    with group_of(comm):
+        x = torch.full((BIG,), float(comm.rank))
+        if comm.rank == 1:
+            until_there(interrupted)
+            dist.send(x, 0)
+            return None
+        work = dist.irecv(x, 1)
+        stop_after(0.2, Interrupt())
+        assert error_of(work.wait) == "Interrupt"
+        interrupted.touch()
+        work.wait()
+        return x.unique().tolist()
+
+
+def test_a_work_whose_wait_was_interrupted_goes_on(tmp_path):
+    with Ranks(2) as ranks:
+        assert ranks.meet()(interrupt_a_wait, tmp_path / "interrupted") == [[1.0], None]
