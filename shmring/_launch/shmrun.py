@@ -259,10 +259,9 @@ class _Run:
                 except (OSError, subprocess.SubprocessError) as error:
                     problem = error
                     break
-            while (
-                not problem and any(rank.exit_code is None for rank in self._ranks) and not self._is_unread()
-            ):
-                self._step()
+            if problem is None:
+                while any(rank.exit_code is None for rank in self._ranks) and not self._is_unread():
+                    self._step()
         finally:
             self._sweep()
         if isinstance(problem, OSError) and problem.filename is None:  # a limit

@@ -159,10 +159,8 @@ def spawn(
         except OSError as error:
             raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
         except EOFError as error:
-            what = (
-                f"starting rank {launch.nstarted} of {nprocs} failed: multiprocessing's fork server has ended"
-            )
-            raise Error(what) from error
+            doing = f"starting rank {launch.nstarted} of {nprocs}"
+            raise Error(f"{doing} failed: multiprocessing's fork server has ended") from error
         launch.collect()
         launch.stop(_EXIT_S)
     except KeyboardInterrupt:
@@ -516,7 +514,7 @@ class _Launch:
         return sum(rank.is_started for rank in self._ranks)
 
     def collect(self) -> None:
-        """Block until every rank has returned or failed, or the grace after a failure or the timeout is over."""
+        """Block until all ranks have returned or failed, or the grace after a failure or the timeout ends."""
         grace: Deadline | None = None
         while any(not rank.settled for rank in self._ranks):
             if grace is not None and grace.is_over():

@@ -253,7 +253,7 @@ def test_without_cloudpickle_the_error_of_a_lambda_names_the_fix(monkeypatch):
 def test_the_error_of_what_can_only_be_inherited_names_the_method(monkeypatch, make, has_cloudpickle):
     if not has_cloudpickle:
         monkeypatch.setattr(spawn, "cloudpickle_if_installed", lambda: None)
-    with pytest.raises(TypeError, match='inheritance.*: use method="fork"'):
+    with pytest.raises(TypeError, match=r'inheritance.*: use method="fork"'):
         shmring.spawn(place, 2, args=(make(),), method="spawn")
 
 
@@ -432,7 +432,8 @@ def test_a_closed_pipe_of_stdout_is_no_failure_of_a_rank():
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=50)
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=50)
     os.close(writer)
     assert done.returncode == 7, done.stderr
 
@@ -442,7 +443,7 @@ def test_a_fork_server_that_has_been_killed_is_named(monkeypatch):
         raise EOFError
 
     monkeypatch.setattr(FORK.Process, "start", start)
-    with pytest.raises(shmring.Error, match="starting rank 0 of 2 failed: .*fork server has ended"):
+    with pytest.raises(shmring.Error, match=r"starting rank 0 of 2 failed: .*fork server has ended"):
         shmring.spawn(place, 2, method="fork")
 
 
@@ -504,9 +505,8 @@ def test_ranks_do_not_wait_for_one_that_failed_before_it_joined(monkeypatch, met
     args = (FailsToArrive(how, ranks),)
     outcomes = shmring.spawn(place, 4, args, method=method, return_exceptions=True)
     for rank, error in enumerate(outcomes):
-        assert isinstance(error, ValueError if rank in ranks and how == "value" else shmring.RankFailed), (
-            error
-        )
+        raised_itself = rank in ranks and how == "value"
+        assert isinstance(error, ValueError if raised_itself else shmring.RankFailed), error
         # Rank 0 raises first then. A rank that has just connected may know no more than that.
         assert error.rank in ([rank] if rank in ranks else [*ranks, 0]), error
 
@@ -558,9 +558,8 @@ def test_what_ranks_have_printed_before_a_failure_is_not_lost(tmp_path, method):
     script = tmp_path / "printing.py"
     script.write_text(PRINTING.format(method=method))
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=60
-    )
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert sorted(done.stdout.splitlines()) == ["first of rank 0", "first of rank 1", "raised the cause"]
 
 
