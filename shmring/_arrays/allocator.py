@@ -419,7 +419,7 @@ class Arrays:
         except Error as error:
             failure = error
         except BaseException as error:  # for example Ctrl-C: the other ranks wait for this rank's vote
-            self._engine.report(error)
+            self._engine.abort_outside_call(error)
             raise
         if not self._engine.all_agree(failure is None, timeout_s):
             if mapping is not None:
@@ -471,7 +471,7 @@ class Arrays:
                 os.close(fd)
             if fd is not None or isinstance(error, (Timeout, RankFailed)):
                 # A descriptor may still be in flight, so these sockets cannot be used again.
-                self._engine.report(error)
+                self._engine.abort_outside_call(error)
             raise
 
     def _sweep(self) -> None:

@@ -576,7 +576,7 @@ def test_an_exception_while_an_array_goes_only_delays_the_rest():
         assert min(ranks.meet()(drop_with_an_interrupt_at_each_point)) > 3
 
 
-def outlive(comm):
+def use_after_it_is_dropped(comm):
     twin = comm.dup()
     arrays = [twin.full(100_000, 7.0), twin.full(3, 7.0)[1:]]
     twin.close()
@@ -585,5 +585,5 @@ def outlive(comm):
     return [float(array.sum()) for array in arrays]
 
 
-def test_they_outlive_the_communicator(world_of):
-    assert world_of(2)(outlive) == [[700_000.0, 14.0]] * 2
+def test_they_outlive_a_communicator_that_is_dropped(world_of):
+    assert world_of(2)(use_after_it_is_dropped) == [[700_000.0, 14.0]] * 2
