@@ -17,7 +17,7 @@ cdef extern from "layout.h" nogil:
     cdef struct sr_frame:
         uint64_t message_nbytes, nbytes_and_receipt
         uint32_t nbytes, flags, tag, receipt
-        uint64_t kind
+        uint64_t kind, kind_and_flags
     cdef struct sr_offer:
         uint64_t address, block
     cdef struct sr_queue:

@@ -400,8 +400,7 @@ cdef void stage_offers(Matching *m) noexcept nogil:
 cdef void post_send(Matching *m, Message *message) noexcept nogil:
     cdef Peer *p = &m.peer[message.peer]
     message.out.head.tag = frame_tag(message)
-    message.out.head.kind = message.kind
-    message.out.head.flags = 0
+    message.out.head.kind_and_flags = message.kind
     message.out.head.nbytes_and_receipt = message.nbytes | <uint64_t> message.receipt << RECEIPT_SHIFT
     message.out.data = message.data
     message.out.offset = 0
