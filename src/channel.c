@@ -193,7 +193,8 @@ void sr_channel_notify(struct sr_channels *channels, struct sr_channel *channel,
     const struct sr_channel_head head = {.magic = SR_CHANNEL_MAGIC, .what = what, .nbytes = nbytes};
     lock(channels);
     /* There may be any number of notes about calls to a rank that never polls; the reason of an abort needs room. */
-    if (what != SR_CHANNEL_CALLING || channel->rest_end <= SR_CHANNEL_PIECE_NBYTES)
+    if (what != SR_CHANNEL_CALLING ||
+        channel->rest_end + 2 * sizeof head + nbytes + SR_CHANNEL_REASON_NBYTES <= SR_CHANNEL_REST_NBYTES)
         send_frame(channels, channel, &head, body);
     if (what == SR_CHANNEL_VIEW)
         note_messages_end(channel);

@@ -156,7 +156,7 @@ class _Block:
         """Free this rank's pages after its last array. The mapping stays until all ranks have freed.
 
         A child that was forked meanwhile may still read them. They are then freed with the last mapping.
-        After an exception, call it again. One thread at a time calls it.
+        After an exception, call it again. Hold `_changing`.
         """
         if os.getpid() != self._pid:
             return  # a forked child drops its copy of the reference; the memory is the parent's
@@ -230,14 +230,24 @@ class _Block:
             self.mapping.close()
 
 
-_freeing = threading.RLock()  # of free_own_part
+# Held while the memory of a block changes. One lock for all blocks: a destructor may run in the middle.
+_changing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _changing
+    _changing = threading.RLock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _free_dropped(dropped: collections.deque[_PartRef], _: _Block | None = None) -> None:
     """Free the parts of arrays that are gone. After an exception, the next call completes it."""
     for ref in list(dropped):
-        with _freeing:
+        with _changing:
             ref.block.free_own_part()
+            ref.block.part = None  # a cycle until here
             with contextlib.suppress(ValueError):  # another thread has done the same
                 dropped.remove(ref)
 
@@ -258,7 +268,6 @@ class Arrays:
         self._kind = kind
         self._blocks: dict[int, _Block] = {}
         self._one_for_all: weakref.WeakSet[segments.Mapping] = weakref.WeakSet()
-        self._privatising = threading.RLock()
         self._last_id = 0
         self._to_release: collections.deque[_Waiting | _AdoptionRef] = collections.deque()
         self._dropped: collections.deque[_PartRef] = collections.deque()
@@ -274,12 +283,17 @@ class Arrays:
         self._sweep()
         block = self._allocate(nbytes, timeout_s)
         self._keep(block)
-        part = Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
-        # The finalizer keeps the block alive as long as the array, also after the communicator.
-        weakref.finalize(part, _free_dropped, self._dropped, block).atexit = False
-        block.part = _PartRef(part, self._dropped.append)  # called before the finalizer
-        block.part.block = block
-        return np.asarray(part).view(dtype).reshape(shape)
+        try:
+            part = Part(block.mapping.address + self._engine.rank * block.stride, nbytes)
+            # The finalizer keeps the block alive as long as the array, also after the communicator.
+            weakref.finalize(part, _free_dropped, self._dropped, block).atexit = False
+            block.part = _PartRef(part, self._dropped.append)  # called before the finalizer
+            block.part.block = block
+            return np.asarray(part).view(dtype).reshape(shape)
+        except BaseException:
+            with _changing:
+                block.free_own_part()
+            raise
 
     def adopt(self, address: int, nbytes: int, owner: object, timeout_s: float) -> Adoption:
         """Collective: share the `nbytes` at `address`, whole pages of one mapping, with all ranks."""
@@ -333,7 +347,7 @@ class Arrays:
             except BaseException:
                 block.recall_own_address()
                 raise
-        with self._privatising, _freeing:
+        with _changing:
             block.release()
         _adopted.discard(block)
         block.adoption = None
@@ -365,7 +379,7 @@ class Arrays:
 
     def close(self) -> None:
         """Release the blocks when the communicator ends. Arrays still in use keep their mapping."""
-        with self._privatising:  # another thread may be in Adoption.release
+        with _changing:  # another thread may be in Adoption.release
             for block in self._blocks.values():
                 block.orphan()
         self._blocks.clear()
@@ -381,7 +395,7 @@ class Arrays:
         some arrays are still shared because there is no memory for the copies, else None.
         """
         why = None
-        with self._privatising:  # no thread raises before all arrays are private
+        with _changing:  # no thread raises before all arrays are private
             parts: list[_Block | segments.Mapping] = [*self._blocks.values(), *self._one_for_all]
             for part in parts:
                 try:

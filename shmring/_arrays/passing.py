@@ -202,12 +202,12 @@ class PassedMemory(Descriptor):
         is_counted = self.part is not None  # also if it is gone, and waits in `_dropped`
         with segments.locked(self.fd):
             head = self.head
-            if head.nonce != nonce or head.references == 0:
+            if head.nonce != nonce or (head.references == 0 and not head.is_uncounted):
                 return False
             is_first = self.slot(slot) == value
             if is_first:  # first, so that an exception here leaves a reference too many, and not one too few
                 self.set_slot(slot, value | _LOADED)
-            head.references += (not is_counted) - is_first
+            head.references = max(head.references + (not is_counted) - is_first, 0)  # as in `drop`
         self.nonce = nonce
         return True
 
@@ -240,7 +240,7 @@ class PassedMemory(Descriptor):
         with segments.locked(self.fd):
             head = self.head
             if self.part is not None:
-                head.references -= 1
+                head.references -= head.references > 0  # 0: a forked child, which is_uncounted, took this one
                 self.part = None  # no handler of a signal runs between these two lines
             if head.references == 0 and not (head.is_reusable or head.is_uncounted):
                 segments.free(self.fd, _HEAD_NBYTES, _file_nbytes(self.nbytes) - _HEAD_NBYTES)
@@ -840,6 +840,7 @@ def _are_under_way() -> bool:
 
 
 _counted_for_child: set[PassedMemory] = set()
+_was_inside = False  # before the fork
 
 
 def _before_fork() -> None:
@@ -847,9 +848,11 @@ def _before_fork() -> None:
 
     Python goes on with the fork after any exception here. `_mark_uncounted` then makes up for it.
     """
-    is_inside = _is_inside()
+    global _was_inside
+    _counted_for_child.clear()
+    _was_inside = _is_inside()
     _inside.acquire()
-    if not is_inside:
+    if not _was_inside:
         _guard.acquire()
     for block in _blocks.values():
         if block.part is not None:
@@ -863,7 +866,7 @@ def _mark_uncounted() -> None:
 
     The parent and the child both do so, before either drops an array.
     """
-    for block in _blocks.values():
+    for block in list(_blocks.values()):  # another thread may change it if the guard could not be taken
         if block.part is not None and block not in _counted_for_child:
             block.head.is_uncounted = 1
     _counted_for_child.clear()
@@ -871,11 +874,11 @@ def _mark_uncounted() -> None:
 
 def _after_fork_in_parent() -> None:
     _mark_uncounted()
-    if not _is_inside():  # an exception came before the guard was taken
+    if not _is_inside():  # an exception came before it was taken
         return
-    _inside.release()
-    if not _is_inside() and _guard.locked():
+    if not _was_inside and _guard.locked():  # by this thread: all take _inside first
         _guard.release()
+    _inside.release()
 
 
 def _after_fork_in_child() -> None:

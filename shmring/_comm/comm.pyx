@@ -739,11 +739,19 @@ cdef class Comm(Messages):
         return self.tracer
 
     def _begin_own_trace(self):
-        """Begin the trace that SHMRING_TRACE requests for this world, if it does."""
+        """Begin the trace that SHMRING_TRACE requests for this world, if it does.
+
+        A communicator made by `grow` goes on without a trace that cannot be written, on all its ranks.
+        """
         if self.settings.trace is not None:
             from . import trace_file
 
-            self._begin_trace(trace_file.of_epoch(self.settings.trace, self.epoch), is_automatic=True)
+            try:
+                self._begin_trace(trace_file.of_epoch(self.settings.trace, self.epoch), is_automatic=True)
+            except (MemoryError, OSError) as error:
+                if self.epoch == 0:
+                    raise
+                self.report_untraced(error)
 
     # Trace a new group of these ranks if this communicator is traced, until its trace stops. Return the group.
     cdef object traced_alike(self, Comm group):
@@ -936,10 +944,7 @@ cdef class Comm(Messages):
             larger = Comm(*parts, epoch=self.epoch + 1)
             self.pass_settings(larger)
             larger._confirm_start(timeout_s, False)
-            try:
-                larger._begin_own_trace()
-            except (MemoryError, OSError) as error:   # the communicator itself is usable
-                self.report_untraced(error)
+            larger._begin_own_trace()
             return larger
         except BaseException:   # the other ranks have it and must not wait for this rank
             leave_group(parts, larger)

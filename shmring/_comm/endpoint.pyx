@@ -304,7 +304,7 @@ cdef class Endpoint:
             post_send(&self.matching, message)
         return 0
 
-    # Find the place of the message if it is so long that the receiver may copy it from there.
+    # Find the address of the message if it is so long that the receiver may copy it from there.
     cdef void find_address(self, Message *message) noexcept:
         cdef Group *g = &self.engine.g
         if message.nbytes < least_offered(g):

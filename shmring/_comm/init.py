@@ -103,8 +103,10 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: 
         raise
     try:
         comm._begin_own_trace()
-    except OSError as error:
+    except (MemoryError, OSError) as error:
         comm.close()
+        if isinstance(error, MemoryError):
+            raise
         raise Error(
             f"SHMRING_TRACE is {settings.trace!r}, which cannot be written: {error.strerror}; give a file in "
             "a folder that is there, the same on every rank of a host",

@@ -576,20 +576,21 @@ cdef class _VectorWork(Work):
     cdef object out
 
     cdef void let_go(self) noexcept:
-        self.parts = None
+        self.parts = self.out = None
 
     cdef int finish_description(self) except -1:
         cdef Call *c = &self.task.call
         cdef int kind = c.named
+        cdef _Parts parts = self.parts   # an abort in another thread may drop it meanwhile
         try:
-            check_counts(self.comm, c, self.parts)
-            self.return_value = describe_taken(self.comm, c, self.parts, self.out)
+            check_counts(self.comm, c, parts)
+            self.return_value = describe_taken(self.comm, c, parts, self.out)
         except Exception as error:
             self.refusal = error
             memset(c, 0, sizeof(Call))
             self.engine.describe_refusal(c, kind)
         if self.refusal is None and c.nbytes <= ANNOUNCED_NBYTES:
-            take_announced(c, self.parts, self.comm.own_rank)
+            take_announced(c, parts, self.comm.own_rank)
             c.enter, c.step = enter_nothing, step_nothing
         return 0
 

@@ -89,7 +89,7 @@ def position_of(sight: Sight, name: Callable[[int | None], str]) -> Position:
 
 
 def wait_of(sight: Sight, least_s: float = LEAST_WAIT_S) -> dict[str, Any] | None:
-    """Return the longest current wait of a rank; None if it has not waited long, for `least_s`."""
+    """Return the longest current wait of a rank; None if it has waited for less than `least_s`."""
     record = sight.record
     for wait in sorted(sight.waits, key=lambda wait: waited_s(wait, sight.at_ns), reverse=True):
         stale = wait["where"] == "call" and (record is None or record["seq"] != wait["seq"])

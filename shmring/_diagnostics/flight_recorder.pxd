@@ -41,6 +41,13 @@ cdef inline void begin_call_wait(Group *g, const Call *c, uint64_t since_ns) noe
     begin_wait(g, SR_WAIT_CALL, SR_IN_CALL, since_ns, c.awaited.rank)
 
 
+# True if the published wait is for the awaited flag of this call.
+cdef inline bint is_wait_of(Group *g, const Call *c) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[SR_WAIT_CALL]
+    return (sr_flag_load(&wait.flag) == <uintptr_t> c.awaited.flag - <uintptr_t> g.header
+            and sr_flag_load(&wait.target) == c.awaited.target and sr_flag_load(&wait.seq) == g.recorded.seq)
+
+
 # Update the rank that the published wait is for.
 cdef inline void correct_wait(Group *g, int place, int kind, int awaited) noexcept nogil:
     cdef sr_wait *wait = &g.me.wait[place]

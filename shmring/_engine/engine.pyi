@@ -31,6 +31,7 @@ class Engine(State):
         self,
         nesting: int,
         function: Callable[..., _T],
+        /,
         *arguments: Any,
         begun: bool = False,
         **keywords: Any,

@@ -363,7 +363,7 @@ cdef class Engine(State):
                 self.call_owner = 0
         return 0
 
-    def run_steps(self, int nesting, function, *arguments, bint begun=False, **keywords):
+    def run_steps(self, int nesting, function, /, *arguments, bint begun=False, **keywords):
         """Run function(*arguments, **keywords), which makes several calls, as one compound call.
 
         begun: an exception ends the communicator even before the first call, since the function has changed something

@@ -25,7 +25,9 @@ from .._core.segment cimport (
     sr_flag_swap, sr_flag_take, sr_now_ns, sr_waitset, sr_waitset_enter, sr_waitset_sleep, sr_yield,
 )
 from .._core.trace cimport end_call, enter_call, step_call
-from .._diagnostics.flight_recorder cimport SR_WAIT_CALL, begin_call_wait, end_wait, give_up_wait
+from .._diagnostics.flight_recorder cimport (
+    SR_WAIT_CALL, begin_call_wait, end_wait, give_up_wait, is_wait_of,
+)
 from .._internode.context cimport call_number, inter_of, number_in, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
@@ -583,11 +585,14 @@ cdef int wait_across(Queue *q, const Call *c) noexcept nogil:
 
 # Publish the wait, unless a thread that has stopped waiting for the call has already published it.
 cdef inline void publish_wait(Group *g, const Call *c) noexcept nogil:
-    cdef uint64_t now
-    if sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns) == 0:
-        now = sr_now_ns()
-        begin_call_wait(g, c, now)
-        g.warning_due_ns = now + g.stall_ns
+    cdef uint64_t since_ns = sr_flag_load(&g.me.wait[SR_WAIT_CALL].since_ns)
+    if since_ns == 0:
+        since_ns = sr_now_ns()
+        begin_call_wait(g, c, since_ns)
+        g.warning_due_ns = since_ns + g.stall_ns
+    elif not is_wait_of(g, c):   # one step has passed the flag of that wait, and met the next one
+        end_wait(g, SR_WAIT_CALL)
+        begin_call_wait(g, c, since_ns)
 
 
 # True if the wait has become long enough for a warning. Stalls decides; the next check is after the same time.

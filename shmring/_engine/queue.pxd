@@ -32,7 +32,7 @@ cdef enum:
 cdef enum:      # of Task.priority_state, see progress.pyx
     IN_ORDER    # a call without a priority
     CANDIDATE   # a call with a priority that is not elected yet
-    ELECTED      # a call with a priority that is elected, for its next part or for the whole rest
+    ELECTED     # a call with a priority that is elected, for its next part or for the whole rest
 
 
 # Work of the progress thread. `step` advances it and returns a Round without blocking. Given a wait set, `step` enters

@@ -128,8 +128,9 @@ cdef bint has_moved(const Matching *m, const Message *message) noexcept nogil:
         return False
     if message.state == COMPLETE or message.state == UNMATCHED:
         return True
-    if message.is_send and (message.out.offset > 0 or message.offering >= OFFERED
-                            or (m.peer[message.peer].channel != NULL and message.out.head.flags != 0)):   # it is empty
+    if message.is_send and (message.out.offset > 0 or message.offering >= OFFERED):
+        return True
+    if message.is_send and m.peer[message.peer].channel != NULL and message.out.head.flags != 0:   # an empty message
         return True
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiver == message:

@@ -118,7 +118,7 @@ class RingBase(RingEndsBase):
             ring.close()
             raise _gone(pid)
         if 0 <= pickle_number < 8 * _COUNTED_NBYTES:
-            with segments.locked(fd):
+            with segments.locked(fd, "locking a ring"):
                 ring._origin.loaded[pickle_number // 8] |= 1 << pickle_number % 8
         return ring
 

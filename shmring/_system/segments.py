@@ -330,7 +330,7 @@ def free(fd: int, offset: int, nbytes: int) -> None:
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, nbytes)
 
 
-def locked(fd: int) -> io.FileIO:
+def locked(fd: int, doing: str = "locking a shared array") -> io.FileIO:
     """Lock the segment against all other callers; `with` the result, or its `close`, unlocks it.
 
     The lock belongs to an open file of its own, so it ends with this object, whatever raises, and with the
@@ -340,12 +340,12 @@ def locked(fd: int) -> io.FileIO:
         file = io.FileIO(f"/proc/self/fd/{fd}", "r+")
     except OSError as error:
         procfs.check_shows_this_process()
-        raise explain(error, "locking a shared array") from error
+        raise explain(error, doing) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         return file
     except BaseException as error:
         file.close()
         if isinstance(error, OSError):
-            raise explain(error, "locking a shared array") from error
+            raise explain(error, doing) from error
         raise

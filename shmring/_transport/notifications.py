@@ -27,20 +27,21 @@ class Notifications:
     def __init__(self, socks: Mapping[int, socket.socket], channels: Channels) -> None:
         self._addresses = {rank: _address_of(sock) for rank, sock in socks.items()}
         self.channels = channels
-        self._has_notified = False
+        self._has_notified = self._is_sending = False
         self._notified_call: int | None = None
         self.error: Error | None = None  # the first error received
 
     def notify_abort(self, error: Error) -> None:
         """Notify all reachable ranks, once, that the communicator aborted, and why."""
-        if self._has_notified:
-            return
-        self.channels.notify(ABORT, _pack(error))
-        self._has_notified = True  # set here: after an exception, this is called again
-        if self.channels.has_unsent():  # a socket is full, and this rank may make no more calls
+        if not self._has_notified:
+            self.channels.notify(ABORT, _pack(error))
+            self._has_notified = True  # after each step: after an exception, this is called again
+        if not self._is_sending and self.channels.has_unsent():
+            # A socket is full, and this rank may make no more calls.
             sender = threading.Thread(target=self.channels.send_unsent, name="shmring-abort", daemon=True)
             with contextlib.suppress(RuntimeError):  # without a thread, the ranks learn of it later
                 sender.start()
+        self._is_sending = True
 
     def leave(self) -> None:
         """Notify all other ranks that this rank closes the communicator."""

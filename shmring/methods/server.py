@@ -128,7 +128,8 @@ class ParameterServer:
             )
         else:
             self._comm = comm.dup()
-            self._way = _OneSided(self._comm, begin, rule, _Pace(self._comm, staleness))
+            own = self._comm  # an exception in the middle has to end this one, too
+            self._way = own.run_steps(lambda: _OneSided(own, begin, rule, _Pace(own, staleness)), begun=True)
 
     @property
     def serves(self) -> bool:

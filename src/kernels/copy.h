@@ -1,5 +1,5 @@
 /* The copies. loop.h includes this file, which uses its helpers. They are loops over whole cache lines, except for long
- * ordinary copies on processors whose string move is faster (sr_string_nbytes). */
+ * copies on processors whose string move is faster (sr_string_nbytes). */
 
 SR_INLINE void SR_OF_ISA(sr_copy_line)(char *dst, const char *src, int streaming) {
     for (size_t at = 0; at < SR_LINE_NBYTES; at += SR_VECTOR_NBYTES)

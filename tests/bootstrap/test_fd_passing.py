@@ -237,7 +237,7 @@ def test_a_rank_that_ends_before_it_is_ready_is_named_to_all(gone):
 def test_of_the_others_none_raises_if_a_rank_ends_after_it_was_ready():
     sockets = meet(4)
     sockets[2]._peers[0].send(handshake.pack_frame(handshake.READY))
-    sockets[2].fail_descriptor(KeyboardInterrupt())
+    sockets[2].fail_fd(KeyboardInterrupt())
     sockets[2].close()
     outcomes = in_threads(*(readying(sockets[rank]) for rank in (0, 1, 3)))
     assert outcomes == [None] * 3

@@ -65,7 +65,7 @@ def test_every_op_at_every_number_of_ranks(world_of, size, op):
     world_of(size)(fused_and_separate, specs, op, None, "private")
 
 
-def more_than_a_bunch(comm):
+def more_than_a_bucket(comm):
     arrays = [np.full(1000 + i % 7, comm.rank + i, "f8") for i in range(300)]
     begin = comm.stats()["calls"]
     comm.all_reduce_many(arrays, fuse_nbytes=1 << 20)
@@ -73,8 +73,8 @@ def more_than_a_bunch(comm):
     return calls, [a.tolist() == [a.size and comm.size * i + 1] * len(a) for i, a in enumerate(arrays)]
 
 
-def test_more_than_one_bunch(world_of):
-    for calls, right in world_of(2)(more_than_a_bunch):
+def test_more_than_one_bucket(world_of):
+    for calls, right in world_of(2)(more_than_a_bucket):
         assert 5 < calls < 20
         assert all(right)
 
@@ -97,7 +97,7 @@ def calls_and_path(comm, place):
 
 
 @pytest.mark.parametrize("place", ["apart", "consecutive", "shared"])
-def test_one_synchronisation_for_the_bunch_and_no_copy_for_shared_views(world_of, place):
+def test_one_synchronisation_for_the_bucket_and_no_copy_for_shared_views(world_of, place):
     for calls, zero_copy in world_of(2)(calls_and_path, place):
         assert calls == 3  # a bucket of float32, the large one, int64
         assert zero_copy == (place == "shared")

@@ -107,6 +107,26 @@ def test_a_rank_that_stays_in_a_signal_handler_is_named(world_of, algorithm, vic
     assert {error.rank for error in assert_all(outcomes, shmring.Timeout)} == {victim}, outcomes[0]
 
 
+def come_in_turn(comm, algorithm, victim):
+    """The background thread of a rank waits for one flag after another, for some of them in one step."""
+    x = array_for(comm, "large")
+    comm.all_reduce(x, algorithm=algorithm)
+    if comm.rank == victim:
+        until_given_up()
+    time.sleep(0.1 * comm.rank)
+    work = comm.all_reduce(x, algorithm=algorithm, async_op=True, timeout=STOPPED_S)
+    while not work.done():
+        time.sleep(0.01)
+    work.wait()
+    comm.barrier(timeout=STOPPED_S)  # for ranks that need nothing more of the victim
+
+
+@each_value({"algorithm": ALGORITHMS, "victim": [0, 2, 4]})
+def test_the_late_rank_of_a_call_in_the_background_is_named(world_of, algorithm, victim):
+    outcomes = world_of(5).outcomes(come_in_turn, algorithm, victim)
+    assert {error.rank for error in assert_all(outcomes, shmring.Timeout)} == {victim}, outcomes[0]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("path", "algorithm"), CALLS)
 def test_a_killed_rank_is_named_by_all_others(tmp_path, path, algorithm, victim):

@@ -128,7 +128,7 @@ FOLDERS = {
     "_stand_in": {"mpi4py"},
     # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`; adapters
     # that start ranks need `_outcome`.
-    "adapters": {"_arguments", "_outcome", "__init__", "methods", "_config", "_arrays"},
+    "adapters": {"_arguments", "_outcome", "errors", "__init__", "methods", "_config", "_arrays"},
     "tools": {"__init__", "model", "_config", "_core", "_system", "_bootstrap", "_diagnostics"},
     "selftest": {"tools"},
     "__main__": {"tools"},
@@ -198,7 +198,6 @@ HOUSE_WORDS = {
     r"\bword_(from|due_ns)\b": "reason, report",
     r"(?i)\bstaging rings?\b": "staging buffer",
     r"\bUneven\b|\bFusion\(": "VectorCollectives, FusedCollectives",
-    r"\bcourtesy_ns\b|\bCOURTESY_NS\b": "report_delay",
     r"\bheed\(|\brouse\(": "warn_if_due, wake_thread",
     r"\bTOLD_NBYTES\b": "ANNOUNCED_NBYTES",
     r"\bchoose_way\b|\bopen_way\w*|\bformat_way\b": "choose_algorithm, open_ring",
