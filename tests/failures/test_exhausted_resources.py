@@ -173,7 +173,6 @@ def test_limits_of_a_process(name, value, expected):
     assert expected in under(name, value)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
 def test_shmrun_says_which_limit_keeps_ranks_from_starting(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("")
@@ -203,6 +202,7 @@ def test_no_file_at_all_is_the_ranks_error_under_shmrun(tmp_path):
     assert "ulimit -f" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
 def test_no_process_more_says_so():
     text = under("NPROC", 0)
     assert "ulimit -u" in text
