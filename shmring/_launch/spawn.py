@@ -592,13 +592,18 @@ class _Launch:
 
     def _exchange(self, rank: _Rank, events: int) -> None:
         fd = rank.connection.fileno()
-        try:
-            if events & selectors.EVENT_WRITE and rank.unsent:
+        if events & selectors.EVENT_WRITE and rank.unsent:
+            try:
                 rank.unsent[0] = rank.unsent[0][os.write(fd, rank.unsent[0]) :]
                 if not rank.unsent[0]:
                     del rank.unsent[0]
-                if not rank.unsent:
-                    self._selector.modify(fd, selectors.EVENT_READ, rank)
+            except BlockingIOError:
+                pass
+            except OSError:  # the rank has closed its end; what it sent before is still to be read
+                rank.unsent.clear()
+            if not rank.unsent:
+                self._selector.modify(fd, selectors.EVENT_READ, rank)
+        try:
             open_still = not events & selectors.EVENT_READ or rank.inbox.read(fd)
         except BlockingIOError:
             return

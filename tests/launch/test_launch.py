@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -793,21 +794,41 @@ def fail_without_reading(fd):
     os.write(fd, spawn._head(spawn._RAISED, body) + body)
 
 
-def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
+def return_and_stay(fd):
+    """Report a result, as a rank whose threads still run then."""
+    body = pickle.dumps("the result")
+    os.write(fd, spawn._head(spawn._RETURNED, body) + body)
+    os.close(fd)
+    time.sleep(60)
+
+
+def collected_from(target):
+    """The launch of a rank that closes its connection before the launcher writes to it."""
     ours, theirs = FORK.Pipe()
-    process = FORK.Process(target=fail_without_reading, args=(theirs.fileno(),))
+    process = FORK.Process(target=target, args=(theirs.fileno(),))
     process.start()
     theirs.close()
-    process.join()  # so that the first write fails
+    poller = select.poll()
+    poller.register(ours.fileno(), 0)
+    assert poller.poll(30_000)  # closed, so that the first write fails
     os.set_blocking(ours.fileno(), False)
-    ranks = spawn._Launch(None)
+    ranks = spawn._Launch(20.0)
     ranks._ranks.append(spawn._Rank(0, process, ours, [memoryview(bytes(1 << 24))]))
     ranks._register(ranks._ranks[0])
     ranks.collect()
     ranks.stop(0.0)
-    failure = ranks.first_failure()
+    return ranks
+
+
+def test_the_failure_of_a_rank_that_did_not_read_its_call_is_raised():
+    failure = collected_from(fail_without_reading).first_failure()
     assert isinstance(failure, RuntimeError)
     assert "MemoryError: no room for the call" in str(failure)
+
+
+def test_a_result_is_read_though_nothing_more_can_be_sent_to_its_rank():
+    ranks = collected_from(return_and_stay)
+    assert (ranks.results(), ranks.failures) == (["the result"], {})
 
 
 def leave_before_a_collective(comm):
