@@ -242,6 +242,8 @@ def _pickle_call(call: _Call) -> bytes:
     if not in_session:
         try:
             return pickle.dumps(call, protocol=5)
+        except MemoryError:
+            raise
         except Exception as error:  # whatever __reduce__ raises
             problem = error
     cloudpickle = cloudpickle_if_installed()
@@ -254,6 +256,8 @@ def _pickle_call(call: _Call) -> bytes:
         ) from problem
     try:
         return bytes((cloudpickle or pickle).dumps(call, protocol=5))
+    except MemoryError:
+        raise
     except Exception as error:
         raise TypeError(
             f'{call[0]!r} and its arguments cannot be sent to the ranks ({error}): use method="fork"'

@@ -258,6 +258,21 @@ def test_the_error_of_what_can_only_be_inherited_names_the_method(monkeypatch, m
         shmring.spawn(place, 2, args=(make(),), method="spawn")
 
 
+class TooLarge:
+    """An argument for whose pickle the memory does not suffice."""
+
+    def __reduce__(self):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("pickler", ["pickle", "cloudpickle"])
+def test_a_lack_of_memory_is_no_error_of_the_arguments(pickler):
+    pytest.importorskip(pickler)
+    fn = place if pickler == "pickle" else lambda comm, x: None
+    with pytest.raises(MemoryError):
+        shmring.spawn(fn, 2, args=(TooLarge(),), method="spawn")
+
+
 def test_spawn_works_from_a_thread(method):
     got = []
     thread = threading.Thread(target=lambda: got.append(shmring.spawn(place, 2, method=method)))
