@@ -547,7 +547,7 @@ class _Launch:
             self._terminate(others)
             self._wait_for_exits(exiting, patience_s)  # their last output is still in their buffers
             late = [rank.rank for rank in exiting if not rank.has_ended]
-            if late and not are_interrupted:
+            if late and patience_s > 0 and not are_interrupted:
                 what = (
                     "%s had reported but did not exit within %g s, and will be stopped: output that is not "
                     "flushed, and work of threads that are not daemons, may be lost"

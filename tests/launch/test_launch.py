@@ -585,6 +585,19 @@ def test_a_rank_that_stays_after_its_result_is_stopped(impatient, caplog):
     assert warning.startswith("ranks 0, 1 had reported but did not exit within 0.2 s, and will be stopped")
 
 
+def test_ranks_that_had_no_time_to_exit_are_stopped_without_a_warning(monkeypatch, caplog):
+    collect = spawn._Launch.collect
+
+    def collect_and_raise(launch):
+        collect(launch)
+        raise ValueError("of a signal handler")
+
+    monkeypatch.setattr(spawn._Launch, "collect", collect_and_raise)
+    with pytest.raises(ValueError, match="of a signal handler"):
+        shmring.spawn(start_thread_that_stays, 2)
+    assert not [record.getMessage() for record in caplog.records if record.name == "shmring"]
+
+
 def test_a_ranks_own_child_does_not_hold_up_the_launcher():
     try:
         ranks = shmring.spawn(leave_a_child, 2, method="fork")
