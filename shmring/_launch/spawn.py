@@ -549,8 +549,8 @@ class _Launch:
             late = [rank.rank for rank in exiting if not rank.has_ended]
             if late and patience_s > 0 and not are_interrupted:
                 what = (
-                    "%s had reported but did not exit within %g s, and will be stopped: output that is not "
-                    "flushed, and work of threads that are not daemons, may be lost"
+                    "%s returned or raised, but did not exit within %g s and will be stopped: unflushed "
+                    "output, and the work of threads that are not daemons, may be lost"
                 )
                 _log.warning(what, named(late), patience_s)
             self._terminate(exiting)

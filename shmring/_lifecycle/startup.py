@@ -213,9 +213,9 @@ def _check_liveness(engine: Engine, *, is_known: bool) -> None:
         return
     if hidden:
         what = (
-            "rank %d of this host: the kernel refuses set_robust_list to ranks of this host (a seccomp "
-            "profile?), and ranks %s of this host cannot be looked for from here: the death of such a rank "
-            "is seen only as a Timeout; allow set_robust_list"
+            "rank %d of this host: the kernel refuses set_robust_list to local ranks (a seccomp profile?), "
+            "and local ranks %s cannot be looked for from here: the death of such a rank is seen only as a "
+            "Timeout; allow set_robust_list"
         )
         _log.warning(what, engine.rank, ", ".join(map(str, hidden)))
     elif engine.rank in unwatched:

@@ -582,7 +582,8 @@ def test_what_ranks_have_printed_before_a_failure_is_not_lost(tmp_path, method):
 def test_a_rank_that_stays_after_its_result_is_stopped(impatient, caplog):
     assert shmring.spawn(start_thread_that_stays, 2) == [0, 1]
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "shmring"]
-    assert warning.startswith("ranks 0, 1 had reported but did not exit within 0.2 s, and will be stopped")
+    what = "ranks 0, 1 returned or raised, but did not exit within 0.2 s and will be stopped: "
+    assert warning.startswith(what)
 
 
 def test_ranks_that_had_no_time_to_exit_are_stopped_without_a_warning(monkeypatch, caplog):
