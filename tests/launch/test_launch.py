@@ -555,6 +555,9 @@ def test_the_timeout_bounds_the_run(impatient, how):
 
 PRINTING = """
 import shmring
+from shmring._launch import spawn
+
+spawn._GRACE_S = 30  # for rank 0 to report
 
 def work(comm):
     print("first of rank", comm.rank)  # stays in the buffer until the rank exits
