@@ -77,8 +77,8 @@ class LocalSockets:
     def all_ready(self, *, check: Check, deadline: Deadline) -> None:
         """Block until every rank has called it. If a rank has ended or sent an error, all ranks raise it.
 
-        An error that another rank has sent is raised as an agreed error. A rank that ends after its call was
-        ready: no rank raises.
+        An error that another rank has sent is raised as an agreed error. A rank that ends after it has
+        sent READY raises no error here: the next step names it.
         """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:

@@ -173,7 +173,7 @@ class _Signals:
     def catch(self) -> None:
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, self._catch)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # it may be inherited, from a daemon
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # a daemon's children inherit its mask
         for number in (*_ENDING, *_PASSED_ON, signal.SIGTSTP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as under nohup
                 signal.signal(number, self._catch)

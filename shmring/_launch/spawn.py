@@ -88,8 +88,8 @@ def spawn(
     Each rank's OMP_NUM_THREADS is its share of the CPUs, unless it is set; libraries that a forked rank has
     already loaded keep their threads.
 
-    A rank has 5 s to exit after its function has returned or raised, for its last output and threads that are
-    not daemons. Then it is stopped, with a warning.
+    When all ranks have returned or raised, each has 5 s to exit, for its last output and threads that are not
+    daemons. Then it is stopped, with a warning.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def spawn(
     kwargs : mapping, optional
         Keyword arguments.
     timeout : float, optional
-        Seconds for the whole run.
+        Seconds until all ranks have returned or raised.
     method : str, optional
         "fork", "spawn" or "forkserver"; by default multiprocessing's own.
     return_exceptions : bool
@@ -175,7 +175,10 @@ def spawn(
 
 
 def _flush_streams() -> None:
-    """Flush stdout and stderr, as multiprocessing does before a fork: here a BrokenPipeError is not ours."""
+    """Flush stdout and stderr.
+
+    multiprocessing does so before a fork, where a BrokenPipeError would pass for an error of starting a rank.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
             stream.flush()
@@ -630,10 +633,10 @@ class _Launch:
     def _add_failure(self, failed: int, failure: Failure) -> None:
         """Note a rank's failure, and end the wait for it in init(), if it has not joined.
 
-        Rank 0 notifies the others there. If they found out by themselves, rank 0 could blame them.
+        Rank 0 notifies the others in init(). If they found out by themselves, rank 0 could blame them.
         """
         self.failures[failed] = failure
-        first = next(iter(self.failures))  # that of rank 0 may follow from it
+        first = next(iter(self.failures))  # rank 0's failure may be a consequence of the first
         body = pickle.dumps((first, self.failures[first].words))
         for rank in self._ranks if failed == 0 else self._ranks[:1]:
             with contextlib.suppress(KeyError):  # it has closed its connection

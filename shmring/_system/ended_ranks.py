@@ -24,7 +24,8 @@ def create() -> int:
 
 def write_end(fd: int, rank: int) -> None:
     """Write that a rank has ended."""
-    with contextlib.suppress(OSError):  # ulimit -f: ranks cannot start with it, and say so
+    # With ulimit -f 0 it cannot be written; ranks cannot start then, and say so.
+    with contextlib.suppress(OSError):
         os.pwrite(fd, _ENDED, rank)
 
 
