@@ -31,8 +31,10 @@ def gather_entries(comm: shmring.Comm, tensor: torch.Tensor) -> tuple[list[Any],
         indices, values = entries.indices().t().contiguous(), entries.values().contiguous()
     form = np.array([zlib.crc32(repr((*tensor.shape, tensor.sparse_dim(), tensor.dtype)).encode())])
     forms = np.empty(comm.size, form.dtype)
+    # A tensor that is not served is refused before the first call: after it, an error ends the communicator.
+    rows = [_rows(of_entries) for of_entries in (indices, values)]
     calls: list[Any] = [comm.all_gather(form, out=forms, async_op=True)]
-    calls += [comm.all_gather_v(_rows(of_entries), async_op=True) for of_entries in (indices, values)]
+    calls += [comm.all_gather_v(of_rows, async_op=True) for of_rows in rows]
 
     def add() -> None:
         if (forms != form[0]).any():

@@ -78,6 +78,21 @@ def test_wrong_arguments_harm_nothing(three):
     assert three(wrong_arguments) == [(3.0, "shmring")] * 3
 
 
+def add_sparse_of_another_dtype(comm):
+    with group_of(comm):
+        entries, values = torch.tensor([[0, 1]]), torch.ones(2).to(torch.float8_e8m0fnu)
+        for asynchronous in (False, True):
+            x = torch.sparse_coo_tensor(entries, values, (4,), is_coalesced=True)
+            with pytest.raises(TypeError, match=r"no torch\.float8_e8m0fnu"):
+                dist.all_reduce(x, async_op=asynchronous)
+            dist.all_reduce(total := torch.ones(1))
+            assert total == comm.size
+
+
+def test_sparse_tensors_of_another_dtype_harm_nothing(three):
+    three(add_sparse_of_another_dtype)
+
+
 def wrong_on_one(comm, call):
     with group_of(comm, seconds=30) as group:
         x, strided = torch.ones(6), torch.ones(6, 2)[:, 0]
