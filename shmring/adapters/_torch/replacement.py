@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from .group import Group, hide_from_dynamo
-from .tensors import NotServed
+from .tensors import NotServed, check_kind
 
 _log = logging.getLogger("shmring")
 _GLOO = dist.ProcessGroup.BackendType.GLOO
@@ -48,7 +48,7 @@ class Replacement(Group):
 
     def _each(self, opts: Any, call: Callable[..., Any], outputs: Any, inputs: Any) -> Any:
         # gloo gets all of the calls, or none.
-        _check_on_cpu(outputs, inputs)
+        _check_served(outputs, inputs)
         return super()._each(opts, functools.partial(getattr(Group, call.__name__), self), outputs, inputs)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
@@ -159,10 +159,10 @@ for _name in (
 hide_from_dynamo(Replacement)
 
 
-def _check_on_cpu(*tensors: Any) -> None:
-    """Raise NotServed if one of the tensors, in lists of lists, is not on the CPU."""
+def _check_served(*tensors: Any) -> None:
+    """Raise NotServed if one of the tensors, in lists of lists, is of a kind that shmring does not take."""
     for one in tensors:
         if not isinstance(one, torch.Tensor):
-            _check_on_cpu(*one)
-        elif not one.is_cpu:
-            raise NotServed(f"shmring does not serve tensors on {one.device}")
+            _check_served(*one)
+        else:
+            check_kind(one)

@@ -244,6 +244,14 @@ def _check_elements(tensor: torch.Tensor) -> None:
         raise _OtherTensor(f"this call takes dense tensors, not {kind} tensors; convert it to a dense one")
 
 
+def check_kind(tensor: torch.Tensor) -> None:
+    """Raise NotServed for a tensor on another device, or of a layout or dtype that shmring does not take."""
+    if memory_of(tensor) is None:
+        with contextlib.suppress(NoElements), plain_torch():
+            _check_elements(tensor)
+            stage_memory(torch.empty(0, dtype=tensor.dtype))
+
+
 def _staged(tensor: torch.Tensor) -> torch.Tensor:
     _check_elements(tensor)
     if tensor.data_ptr() == 0 and tensor.numel() > 0:

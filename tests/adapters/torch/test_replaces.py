@@ -250,24 +250,24 @@ def unserved(dtype):
     """As if tensors of this dtype were on a GPU."""
     from shmring.adapters._torch import group
 
-    memory_of, staged = tensors.memory_of, tensors._staged
+    memory_of, stage_memory = tensors.memory_of, tensors.stage_memory
 
     def memory_of_others(tensor):
         return None if tensor.dtype == dtype else memory_of(tensor)
 
-    def refuse(tensor):
-        if tensor.dtype == dtype:
+    def memory_of_stage(stage):
+        if stage.dtype == dtype:
             raise tensors._OtherTensor(f"shmring does not serve {dtype}; ask gloo")
-        return staged(tensor)
+        return stage_memory(stage)
 
     tensors.memory_of = group.memory_of = memory_of_others
-    tensors._staged = refuse
+    tensors.stage_memory = memory_of_stage
     group.prepare_compiled(memory_of_others)
     try:
         yield
     finally:
         tensors.memory_of = group.memory_of = memory_of
-        tensors._staged = staged
+        tensors.stage_memory = stage_memory
         group.prepare_compiled(memory_of)
 
 
@@ -321,6 +321,23 @@ def call_served_and_others(rank):
 @pytest.mark.parametrize("size", [2, 3])
 def test_calls_that_shmring_does_not_serve_go_to_gloo(world_of, size):
     of_both(world_of(size), "gloo", call_served_and_others)
+
+
+def combine_calls_of_two_kinds(rank):
+    """Return the results of combined calls whose first tensors shmring serves, and not the others."""
+    size = dist.get_world_size()
+    with unserved(torch.float64):
+        given = [torch.full((2 * size,), rank + 1, dtype=dtype) for dtype in (torch.float32, torch.float64)]
+        sums = [x.new_empty(2) for x in given]
+        dist.group.WORLD.reduce_scatter_tensor_coalesced(sums, given).wait()
+        dist.all_reduce(total := torch.ones(1))
+    return sums, total
+
+
+def test_gloo_makes_all_of_the_combined_calls_or_none(world_of):
+    for sums, total in of_both(world_of(2), "gloo", combine_calls_of_two_kinds):
+        assert [x.tolist() for x in sums] == [[3.0, 3.0]] * 2
+        assert total == 2.0
 
 
 def send_between_two(rank):
