@@ -433,7 +433,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     # -- one to one --
 
     def send(self, tensors: Any, dstRank: int, tag: int) -> dist.Work:
-        begun = False
+        begun, transfer = False, None
         try:
             tensor, taken = _only(tensors), Taken()
             memory = taken.given(tensor)
@@ -448,14 +448,21 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         except NoElements:
             return self._sent
         except (TypeError, ValueError) as error:
+            if transfer is not None:
+                abort_message(self.comm, error)
             raise as_in_gloo(error) from None
         except BaseException as error:
-            self._abort_if_begun(begun, error)
+            self._abort_if_begun(begun, transfer, error)
             raise
 
-    def _abort_if_begun(self, begun: bool, error: BaseException) -> None:
-        """End the communicator if a handler's exception came when a message was under way without a Work."""
-        if begun and not isinstance(error, (MemoryError, shmring.Error)):
+    def _abort_if_begun(self, begun: bool, transfer: Any, error: BaseException) -> None:
+        """End the communicator if a message is, or may be, under way without a Work.
+
+        begun: isend or irecv was called. transfer: its result. If it has none, a MemoryError or an error of
+        shmring is its own, and no message has begun. Other errors may be a signal handler's, so a
+        RuntimeError of the call itself ends the communicator, too.
+        """
+        if transfer is not None or (begun and not isinstance(error, (MemoryError, shmring.Error))):
             abort_message(self.comm, error)
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
@@ -470,7 +477,7 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
     def _receive(self, tensors: Any, source: int, tag: int, caller: dict[str, Any] | None) -> dist.Work:
         if tag < 0:  # -1 is shmring's wildcard
             raise ArgumentError(f"tag is {tag}; tags are not negative")
-        begun = False
+        begun, transfer = False, None
         try:
             tensor, taken = _only(tensors), Taken()
             memory = taken.changed(tensor)
@@ -484,9 +491,11 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
         except NoElements:
             return self._answer(Operation((), [tensor], self._completer), caller)
         except (TypeError, ValueError) as error:
+            if transfer is not None:
+                abort_message(self.comm, error)
             raise as_in_gloo(error) from None
         except BaseException as error:
-            self._abort_if_begun(begun, error)
+            self._abort_if_begun(begun, transfer, error)
             raise
 
     # -- meeting --

@@ -95,10 +95,13 @@ class Message:
         """Withdraw the message, for which nobody waits after the error; else end the communicator.
 
         A posted receive would take the next message, and a send would read a tensor that the caller changes.
+        The communicator also ends if a second exception of a signal handler comes before the end.
         """
-        with contextlib.suppress(shmring.Error):
-            with self._calling:
+        is_withdrawn = False
+        try:
+            with contextlib.suppress(shmring.Error), self._calling:
                 is_withdrawn = self._transfer.cancel()
+        finally:
             if not is_withdrawn:
                 abort_message(self._comm, error)
 

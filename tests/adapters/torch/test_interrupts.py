@@ -12,6 +12,7 @@ from injections import Interrupt
 from ranks import Ranks, until_there
 from torch_ranks import group_of
 
+from shmring.adapters._torch import group as group_module
 from shmring.adapters._torch import sparse, tensors
 from shmring.adapters.vllm import TensorGroup
 
@@ -38,7 +39,7 @@ def error_of(call):
     """Return the name of the class of the error that the call raises; "" for none."""
     try:
         call()
-    except (Interrupt, RuntimeError) as error:
+    except (Interrupt, RuntimeError, MemoryError) as error:
         return type(error).__name__
     return ""
 
@@ -232,6 +233,74 @@ def test_an_interrupt_when_a_message_has_begun(tmp_path, begin):
     with Ranks(2) as ranks:
         found = ranks.meet()(interrupt_the_beginning, begin, tmp_path / "interrupted")
     assert found == [("Interrupt", "Aborted"), "Aborted"]
+
+
+def fail_the_beginning(comm, begin, error, failed):
+    def fail(*_, **__):
+        raise error
+
+    with group_of(comm), pytest.MonkeyPatch.context() as patch:
+        x = torch.zeros(BIG)
+        if comm.rank == 1:
+            until_there(failed)
+            return error_of(lambda: dist.recv(x, 0))
+        patch.setattr(group_module, "Message", fail)
+        outcome = outcome_of(lambda: begin(x, 1))
+        failed.touch()
+        return outcome
+
+
+@pytest.mark.parametrize("begin", [dist.isend, dist.irecv])
+def test_an_error_when_a_message_has_begun(tmp_path, begin):
+    with Ranks(2) as ranks:
+        for error, name in (
+            (MemoryError(), "MemoryError"),
+            (ValueError("of a handler"), "ArgumentError"),
+            (TypeError("of a handler"), "DtypeError"),
+        ):
+            failed = tmp_path / name
+            assert ranks.meet()(fail_the_beginning, begin, error, failed) == [(name, "Aborted"), "Aborted"]
+
+
+class InterruptedTwice:
+    """A communicator whose receives raise when they are waited for, and when they are withdrawn."""
+
+    def __init__(self, comm):
+        self._comm = comm
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def irecv(self, *arguments):
+        self._transfer = self._comm.irecv(*arguments)
+        return self
+
+    def done(self):
+        return self._transfer.done()
+
+    def wait(self, *_):
+        raise Interrupt
+
+    def cancel(self):
+        raise Stop
+
+
+def interrupt_twice(comm, interrupted):
+    with group_of(comm) as group:
+        x = torch.zeros(BIG)
+        if comm.rank == 1:
+            until_there(interrupted)
+            return error_of(lambda: dist.send(x, 0))
+        group.comm = InterruptedTwice(group.comm)
+        outcome = outcome_of(lambda: dist.recv(x, 1))
+        interrupted.touch()
+        return outcome
+
+
+def test_an_interrupt_while_an_interrupted_receive_is_withdrawn(tmp_path):
+    with Ranks(2) as ranks:
+        found = ranks.meet()(interrupt_twice, tmp_path / "interrupted")
+    assert found == [("Stop", "Aborted"), "Aborted"]
 
 
 def interrupt_a_wait(comm, interrupted):
