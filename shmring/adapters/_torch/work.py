@@ -46,6 +46,17 @@ def abort_message(comm: Any, error: BaseException) -> None:
         comm.abort(f"{type(error).__name__} in the middle of a message")
 
 
+def _is_of_handler(error: BaseException) -> bool:
+    """Return whether code in Python raised the error in a compiled call: the handler of a signal."""
+    assert error.__traceback__ is not None
+    below = error.__traceback__.tb_next  # the first frame is the caller's
+    while below is not None:
+        if not below.tb_frame.f_code.co_filename.endswith((".pyx", ".pxd")):
+            return True
+        below = below.tb_next
+    return False
+
+
 class Message:
     """A Transfer that several threads may wait for. shmring allows one caller of messages at a time.
 
@@ -81,8 +92,8 @@ class Message:
                 try:
                     return self._transfer.wait(min(max(left_s, _LEAST_S), _TURN_S))
                 except TimeoutError as error:
-                    if isinstance(error, RuntimeError):  # shmring.Timeout: the communicator has ended
-                        raise
+                    if isinstance(error, shmring.Timeout) or _is_of_handler(error):
+                        raise  # the communicator has ended, or the wait is interrupted
                     left_s = until - time.monotonic()
                     if left_s <= 0 and limit_s is None:
                         return self._transfer._wait_no_longer(self._timeout_s)

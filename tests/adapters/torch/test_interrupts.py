@@ -39,7 +39,7 @@ def error_of(call):
     """Return the name of the class of the error that the call raises; "" for none."""
     try:
         call()
-    except (Interrupt, RuntimeError, MemoryError) as error:
+    except (Interrupt, RuntimeError, MemoryError, TimeoutError) as error:
         return type(error).__name__
     return ""
 
@@ -138,16 +138,21 @@ def test_an_interrupt_while_a_result_is_copied(name):
 # ---- messages ----------------------------------------------------------------------------------------------
 
 BIG = 3_000_000
+ERRORS = [Interrupt(), Stop(), TimeoutError("of a handler")]  # the last is like those of Transfer.wait
 
 
-def stop_after(seconds, error):
-    """Let the handler of a signal raise this error once, after some time."""
+def error_of_interrupted(call, error):
+    """Return error_of(call), during which the handler of a signal raises this error once, after some time."""
 
     def handle(*_):
         raise error
 
+    def begin():
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        call()
+
     signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    return error_of(begin)
 
 
 def interrupt_a_receive(comm, error, interrupted, source):
@@ -159,8 +164,7 @@ def interrupt_a_receive(comm, error, interrupted, source):
                 dist.send(torch.full((BIG,), float(value)), 0)
             return None
         lost, x = torch.zeros(BIG), torch.zeros(BIG)
-        stop_after(0.2, error)
-        assert error_of(lambda: dist.recv(lost, source)) == type(error).__name__
+        assert error_of_interrupted(lambda: dist.recv(lost, source), error) == type(error).__name__
         interrupted.touch()
         received = []
         for _ in range(2):
@@ -170,7 +174,7 @@ def interrupt_a_receive(comm, error, interrupted, source):
 
 
 @pytest.mark.parametrize("source", [1, None])
-@pytest.mark.parametrize("error", [Interrupt(), Stop()], ids=repr)
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_an_interrupted_receive_takes_no_message(tmp_path, error, source):
     with Ranks(2) as ranks:
         found = ranks.meet()(interrupt_a_receive, error, tmp_path / "interrupted", source)
@@ -184,14 +188,13 @@ def interrupt_a_send(comm, error, interrupted):
             x = torch.zeros(BIG)
             return error_of(lambda: dist.recv(x, 0))
         x = torch.ones(BIG)
-        stop_after(0.2, error)
-        first = error_of(lambda: dist.send(x, 1))
+        first = error_of_interrupted(lambda: dist.send(x, 1), error)
         x.fill_(2)
         interrupted.touch()
         return first, error_of(lambda: dist.send(x, 1))
 
 
-@pytest.mark.parametrize("error", [Interrupt(), Stop()], ids=repr)
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_an_interrupted_send_ends_the_group(tmp_path, error):
     with Ranks(2) as ranks:
         found = ranks.meet()(interrupt_a_send, error, tmp_path / "interrupted")
@@ -312,8 +315,7 @@ def interrupt_a_wait(comm, interrupted):
             dist.send(x, 0)
             return None
         work = dist.irecv(x, 1)
-        stop_after(0.2, Interrupt())
-        assert error_of(work.wait) == "Interrupt"
+        assert error_of_interrupted(work.wait, Interrupt()) == "Interrupt"
         interrupted.touch()
         work.wait()
         return x.unique().tolist()
