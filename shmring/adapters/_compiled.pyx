@@ -104,7 +104,7 @@ cdef class CallLock:
     # wait, a release hands the lock to the first of them: is_held stays true.
     cdef bint is_held
     cdef unsigned long owner   # while it is held: the thread, or 0 until a woken thread runs
-    cdef int steps             # while it is held, for a call of several steps: BETWEEN or WITHIN one; else 0
+    cdef int steps             # while it is held, for a compound call: BETWEEN or WITHIN its steps; else 0
     cdef readonly list unfinished   # operations of a group whose results are not in their tensors yet
     cdef list waiting   # a lock of each thread, in the order in which they came; a release of it wakes the thread
     cdef list queued    # the threads that wait, also while they wake
@@ -143,7 +143,7 @@ cdef class CallLock:
 
         This ends when the thread releases the lock outside of a step. Other threads do not get it before.
         """
-        if not self.is_held or self.steps != 0:
+        if not self.is_held or self.owner != <unsigned long> PyThread_get_thread_ident() or self.steps != 0:
             raise RuntimeError("the steps of a call begin within another call, or without the lock")
         self.steps = BETWEEN
 

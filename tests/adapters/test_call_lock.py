@@ -1,5 +1,6 @@
 """The lock that torch's process group takes for each call."""
 
+import concurrent.futures
 import signal
 import threading
 import time
@@ -200,6 +201,9 @@ def test_the_steps_of_a_call_take_the_lock_of_their_thread():
     lock = CallLock()
     with pytest.raises(RuntimeError, match="without the lock"):
         lock.begin_steps()
+    with lock, concurrent.futures.ThreadPoolExecutor(1) as other:
+        found = other.submit(lock.begin_steps).exception()
+    assert "without the lock" in str(found)
     with lock:
         lock.begin_steps()
         thread, outcome = waiting(lock, timeout=0.1)
