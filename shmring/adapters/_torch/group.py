@@ -623,7 +623,10 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             self.comm.refuse(kind)
 
     def _each(self, opts: Any, call: Callable[..., _Pending], outputs: Any, inputs: Any) -> _Pending:
-        """Make several calls as one: an exception after the first call ends the group."""
+        """Make several calls as one: an exception after the first call ends the group.
+
+        Refused arguments do not end it.
+        """
         if len(outputs) != len(inputs):
             raise ValueError(f"there are {len(outputs)} outputs for {len(inputs)} inputs")
 

@@ -321,7 +321,8 @@ class Handle:
         """Block until complete; return True, or raise the error. A timeout of zero is none.
 
         After the timeout, raise WaitTimeout; the operation goes on. It also goes on after an exception of a
-        signal handler, unless the caller drops this Work then.
+        signal handler. After dist.send or dist.recv, which drop this Work, the message is withdrawn or the
+        communicator ends.
         """
         try:
             return self.operation.wait(timeout)
