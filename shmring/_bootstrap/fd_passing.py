@@ -77,8 +77,8 @@ class LocalSockets:
     def all_ready(self, *, check: Check, deadline: Deadline) -> None:
         """Block until every rank has called it. If a rank has ended or sent an error, all ranks raise it.
 
-        An error that another rank has sent is raised as an agreed error. A rank that ends after it has
-        sent READY raises no error here: the next step names it.
+        An error that another rank has sent is raised as an agreed error. If a rank ends after it has sent
+        READY, and others go on, nothing is raised here: the next step names it.
         """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:
@@ -88,9 +88,14 @@ class LocalSockets:
             return
         try:
             self._await_ready(self._peers, check, deadline)
+            gone: list[RankFailed] = []
             for rank in self._peers:
-                with contextlib.suppress(RankFailed):  # those that already have the frame go on
+                try:
                     self._send(rank, frame, None, check, deadline)
+                except RankFailed as error:
+                    gone.append(error)
+            if gone and len(gone) == len(self._peers):  # else those that have the frame go on
+                raise gone[0]
         except BaseException as error:
             self.fail_fd(error)
             raise

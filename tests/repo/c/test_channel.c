@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <sys/socket.h>
 
-static int refusal; /* the error of the next call of sendmsg; 0: none */
+static _Thread_local int refusal; /* the error of the next call of sendmsg; 0: none */
 
 static ssize_t sendmsg_or_refuse(int fd, const struct msghdr *all, int flags)
 {
