@@ -206,15 +206,13 @@ cdef class Channels:
 
     def close(self, double within_s):
         """Send pending notifications and stop. The creator closes the sockets. A second call does nothing."""
-        cdef int number
         cdef double until = time.monotonic() + within_s
         if self.news.closed:
             return
         sr_channels_step(self.channels)
-        for number in range(self.channels.nchannels):
-            while sr_channel_has_unsent(self.channels, &self.channel[number]) and time.monotonic() < until:
-                self.await_news(0.02)
-                sr_channels_step(self.channels)
+        while self.has_unsent() and time.monotonic() < until:
+            self.await_news(0.02)
+            sr_channels_step(self.channels)
         sr_channels_shut(self.channels)
         self.close_fds()
 
