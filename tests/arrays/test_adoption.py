@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from injections import injection_of
+from injections import places_when_dropped
 from ranks import Ranks, until_stopped, until_there
 
 import shmring
@@ -572,12 +572,7 @@ def drop_with_an_interrupt_at_each_point(comm):
         place, adoptions = array.ctypes.data, [comm.adopt(memory_of(array))]
         array[:] = 7
         del array
-        injection = injection_of("point", n)
-        gc.disable()
-        injection.run(adoptions.clear)
-        gc.enable()
-        places = injection.places
-        del injection
+        places = places_when_dropped(adoptions, n)
         other = own_array()
         assert other.ctypes.data != place or not allocator._adopted, places
         other[:] = 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from injections import injection_of
+from injections import places_when_dropped
 from leftovers import names_in_shm
 from ranks import Died, Ranks, until_there
 
@@ -557,13 +557,7 @@ def drop_with_an_interrupt_at_each_point(comm):
     before = own_mapped_nbytes()
     while True:
         n += 1
-        arrays = [comm.empty(MIB, "u1")]
-        injection = injection_of("point", n)
-        gc.disable()
-        injection.run(arrays.clear)
-        gc.enable()
-        places = injection.places
-        del injection
+        places = places_when_dropped([comm.empty(MIB, "u1")], n)
         for _ in range(2):
             comm.empty(1)  # first frees the pages, then unmaps what all ranks have freed
         assert own_mapped_nbytes() < before + MIB, places

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from injections import Interrupt, injection_of
+from injections import Interrupt, injection_of, places_when_dropped
 from waiting import wait_until
 
 import shmring
@@ -690,17 +690,11 @@ def test_an_exception_while_an_array_goes_only_delays_the_rest():
     before, n = set(segments()), 0
     while True:
         n += 1
-        arrays = [shmring.share(np.arange(10))]
-        injection = injection_of("point", n)
-        gc.disable()  # hypothesis has a callback for collections
-        try:
-            injection.run(arrays.clear)
-        finally:
-            gc.enable()
-        if not injection.places:
+        places = places_when_dropped([shmring.share(np.arange(10))], n)
+        if not places:
             break
         shmring.shared_zeros(1)
-        assert set(segments()) == before, injection.places
+        assert set(segments()) == before, places
     assert n > 10
 
 
@@ -710,15 +704,9 @@ def test_an_exception_while_a_block_goes_that_no_array_uses_loses_no_descriptor(
     before, n = set(segments()), 0
     while True:
         n += 1
-        blocks = [passing._make_block(10, None)]
-        injection = injection_of("point", n)
-        gc.disable()  # hypothesis has a callback for collections
-        try:
-            injection.run(blocks.clear)
-        finally:
-            gc.enable()
-        assert set(segments()) == before, injection.places
-        if not injection.places:
+        places = places_when_dropped([passing._make_block(10, None)], n)
+        assert set(segments()) == before, places
+        if not places:
             break
 
 

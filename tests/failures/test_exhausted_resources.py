@@ -173,33 +173,30 @@ def test_limits_of_a_process(name, value, expected):
     assert expected in under(name, value)
 
 
-def test_shmrun_says_which_limit_keeps_ranks_from_starting(tmp_path):
+def shmrun_under(tmp_path, nprocs, program, limit, value):
+    """Return what shmrun writes to stderr under a limit of the process."""
     script = tmp_path / "script.py"
-    script.write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "shmring.run", "-n", "4", str(script)],
+    script.write_text(program)
+    return subprocess.run(
+        [sys.executable, "-m", "shmring.run", "-n", str(nprocs), str(script)],
         capture_output=True,
         text=True,
         timeout=50,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10)),
-    )
-    assert "of 4 could not be started: " in done.stderr
-    assert "ulimit -n" in done.stderr
-    assert "Traceback" not in done.stderr
+        preexec_fn=lambda: resource.setrlimit(limit, (value, value)),
+    ).stderr
+
+
+def test_shmrun_says_which_limit_keeps_ranks_from_starting(tmp_path):
+    text = shmrun_under(tmp_path, 4, "", resource.RLIMIT_NOFILE, 10)
+    assert "of 4 could not be started: " in text
+    assert "ulimit -n" in text
+    assert "Traceback" not in text
 
 
 def test_no_file_at_all_is_the_ranks_error_under_shmrun(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import shmring; shmring.init()")
-    done = subprocess.run(
-        [sys.executable, "-m", "shmring.run", "-n", "1", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
-    )
-    assert "rank 0 of 1 failed first: exit status 1: " in done.stderr.splitlines()[-1]
-    assert "ulimit -f" in done.stderr.splitlines()[-1]
+    text = shmrun_under(tmp_path, 1, "import shmring; shmring.init()", resource.RLIMIT_FSIZE, 0)
+    assert "rank 0 of 1 failed first: exit status 1: " in text.splitlines()[-1]
+    assert "ulimit -f" in text.splitlines()[-1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")

@@ -1,12 +1,11 @@
 """Windows: one-sided operations, epochs, locks, atomicity, errors, and what becomes of the memory."""
 
-import gc
 import os
 import textwrap
 
 import pytest
 from combinations import first
-from injections import injection_of
+from injections import places_when_dropped
 from running import run_code
 
 from shmring.mpi4py import alloc_mem, private_memory
@@ -468,14 +467,9 @@ def test_an_exception_while_memory_goes_loses_no_descriptor(kind):
     while True:
         n += 1
         made = [private_memory._File(os.getpid()) if kind == "private memory" else alloc_mem._new_block(8)]
-        injection = injection_of("point", n)
-        gc.disable()  # hypothesis has a callback for collections
-        try:
-            injection.run(made.clear)
-        finally:
-            gc.enable()
-        assert os.listdir("/proc/self/fd") == before, injection.places
-        if not injection.places:
+        places = places_when_dropped(made, n)
+        assert os.listdir("/proc/self/fd") == before, places
+        if not places:
             break
 
 

@@ -15,6 +15,7 @@ import ctypes
 import dis
 import errno
 import functools
+import gc
 import operator
 import os
 import signal
@@ -67,6 +68,17 @@ def injection_of(kind, n, m=None):
     """A injection at the n-th step; n = 0 counts the steps and raises nothing."""
     points = MonitoredPoints if hasattr(sys, "monitoring") else TracedPoints
     return {"point": points, "signal": Signals, "memory": Memory, "system": System}[kind](n, m)
+
+
+def places_when_dropped(items, n):
+    """Drop the items of a list, interrupted at the n-th point of their destructors. Return the places."""
+    injection = injection_of("point", n)
+    gc.disable()  # hypothesis has a callback for collections
+    try:
+        injection.run(items.clear)
+    finally:
+        gc.enable()
+    return injection.places
 
 
 def place_of(frame):
