@@ -83,6 +83,7 @@ def split_in_two(comm):
             x = torch.tensor([2.0**comm.rank])
             group.allreduce([x]).wait()
             found.append(x.item())
+        dist.barrier()  # rank 0 serves the store: it must not leave while the other half still meets there
     return found
 
 
