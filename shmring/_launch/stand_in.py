@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_stand_in")
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "mpi4py", "_stand_in")
 
 
 def with_stand_in(path: str) -> str:

@@ -1,7 +1,7 @@
 """Make the names `mpi4py` and `mpi4py.…` mean the modules of this package, and no installed mpi4py.
 
 `install` puts a finder before all others. With `SHMRING_MPI4PY=1` it runs when the interpreter starts, by a
-`.pth` file beside the installed package. `shmrun --mpi4py` puts the folder `_stand_in` at the front of
+`.pth` file beside the installed package. `shmrun --mpi4py` puts its folder `_stand_in` at the front of
 PYTHONPATH, which works for a checkout as well. `mpi4py` in that folder installs the finder.
 """
 

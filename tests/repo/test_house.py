@@ -125,7 +125,6 @@ FOLDERS = {
     # The calls go to `_comm` without a Python call between, and are as short as MPI's because of this. The
     # numbers of kinds, and the table of operations, are `_core`'s; `_arrays` has `Descriptor`.
     "mpi4py": {"__init__", "errors", "_arrays", "_comm", "_core", "_config", "_launch"},
-    "_stand_in": {"mpi4py"},
     # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`; adapters
     # that start ranks need `_outcome`.
     "adapters": {"_arguments", "_outcome", "errors", "__init__", "methods", "_config", "_arrays"},
@@ -134,7 +133,7 @@ FOLDERS = {
     "__main__": {"tools"},
 }
 # Packages with the names that mpi4py's packages of the same name have.
-WITH_NAMES_OF_MPI4PY = {"mpi4py.__init__", "mpi4py.futures.__init__", "_stand_in.mpi4py.__init__"}
+WITH_NAMES_OF_MPI4PY = {"mpi4py.__init__", "mpi4py.futures.__init__", "mpi4py._stand_in.mpi4py.__init__"}
 # Things that only one place may do: pattern, allowed places, reason.
 ONLY_IN = [
     (
