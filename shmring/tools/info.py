@@ -46,6 +46,7 @@ FACTS: dict[str, Callable[[Path], Fact]] = {
     "instruction_set": lambda _: software.instruction_set(),
     "memory": machine.memory,
     "shared_memory": machine.shared_memory,
+    "huge_pages": machine.huge_pages,
     "descriptors": lambda _: machine.descriptors(),
     "memfd": lambda _: probes.segment("memfd"),
     "posix": lambda _: probes.segment("posix"),
@@ -209,6 +210,10 @@ def _shared_memory(fact: Fact) -> str:
     return f"{_nbytes_text(fact['nbytes'])}, {_nbytes_text(fact['room_nbytes'])} left"
 
 
+def _huge_pages(fact: Fact) -> str:
+    return f"{'used' if fact['shared'] else 'not used'} for shared memory: shmem_enabled is {fact['given']}"
+
+
 def _descriptors(fact: Fact) -> str:
     soft, hard = ("any number" if limit is None else str(limit) for limit in (fact["soft"], fact["hard"]))
     return f"{soft} may be open in a process; at most {hard} without root"
@@ -291,6 +296,7 @@ _SECTIONS: dict[str, list[tuple[str, str, Callable[[Fact], str]]]] = {
     "Limits": [
         ("memory", "memory", _memory),
         ("/dev/shm", "shared_memory", _shared_memory),
+        ("huge pages", "huge_pages", _huge_pages),
         ("descriptors", "descriptors", _descriptors),
     ],
     "Transports": [

@@ -21,6 +21,7 @@ from shmring.tools import doctor, info
 from shmring.tools._machine import machine, probes, sections, software
 
 KEY = "0123456789abcdef0123456789abcdef"
+HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 # ---- this machine -----------------------------------------------------------------------------------------
 
@@ -296,8 +297,21 @@ def test_files_that_say_something_else_are_as_good_as_none(tmp_path, monkeypatch
     write(tmp_path, "proc/cpuinfo", text)
     write(tmp_path, "proc/meminfo", text)
     write(tmp_path, "proc/sys/kernel/yama/ptrace_scope", text)
+    write(tmp_path, HUGE_PAGES, text)
     reported = text_of(tmp_path, monkeypatch)
     assert reported["caches"].startswith("unknown")
+
+
+@pytest.mark.parametrize(
+    ("given", "shared"),
+    [("always", True), ("within_size", True), ("advise", False), ("never", False), ("deny", False)],
+)
+def test_huge_pages_of_shared_memory_are_reported(tmp_path, monkeypatch, given, shared):
+    words = "always within_size advise never deny force"
+    write(tmp_path, HUGE_PAGES, words.replace(given, f"[{given}]") + "\n")
+    assert machine.huge_pages(tmp_path) == {"given": given, "shared": shared}
+    reported = text_of(tmp_path, monkeypatch)["huge pages"]
+    assert reported == f"{'' if shared else 'not '}used for shared memory: shmem_enabled is {given}"
 
 
 def test_lists_of_cpus_are_written_as_the_kernel_writes_them():

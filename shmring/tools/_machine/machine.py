@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..._system import cpulist, limits
 ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
 _NAMES = ("model name", "cpu model", "cpu", "uarch")  # names of a processor in /proc/cpuinfo, by architecture
+_HUGE_WITHOUT_ADVICE = ("always", "within_size", "force")  # shmring does not advise (madvise)
 _MOST_HEADROOM = 1 << 60  # more means that there is no limit
 
 
@@ -145,6 +147,15 @@ def shared_memory(root: Path = ROOT) -> dict[str, Any]:
     if not there.f_blocks:
         return {"nbytes": None, "room_nbytes": None}
     return {"nbytes": there.f_blocks * there.f_frsize, "room_nbytes": there.f_bavail * there.f_frsize}
+
+
+def huge_pages(root: Path = ROOT) -> dict[str, Any]:
+    """Return when the kernel gives huge pages to memfd segments: its word, and if shmring's get them."""
+    text = _text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    found = re.search(r"\[(\w+)\]", text)
+    if not found:
+        raise Unknown("the kernel does not report when shared memory gets huge pages")
+    return {"given": found[1], "shared": found[1] in _HUGE_WITHOUT_ADVICE}
 
 
 def descriptors() -> dict[str, Any]:
