@@ -13,6 +13,7 @@
 #endif
 
 #define SR_LINE_NBYTES 64
+#define SR_PAGE_NBYTES 4096
 
 /* Up to SR_FUSED_SOURCES sources are folded in registers and read in step with each other. More sources are folded
  * group by group and tile by tile: the accumulators stay in a tile in the L1 cache, as one more source of the next
@@ -32,7 +33,7 @@
  * prefetches page by page, so more lines of the core that has written them are under way. On a Xeon a broadcast of 256
  * KiB takes 0.77 of the time with an ordinary copy (bench/peers/peers.py --call broadcast --input written). */
 #define SR_PLACES 8
-#define SR_PLACE_NBYTES 4096
+#define SR_PLACE_NBYTES SR_PAGE_NBYTES
 #define SR_TURN_NBYTES 256
 
 /* Longer folds begin at a line of dst, too. Up to this length every rank may fold a whole message by itself. Then
