@@ -157,8 +157,9 @@ cdef class Comm(Messages):
         For code that wraps a communicator. An exception that the function raises after its first call, also a
         KeyboardInterrupt, ends the communicator. Every other rank then raises `Aborted`, instead of waiting for this
         rank or making calls that do not match this rank's. An exception before the first call has no such effect.
-        Neither have shmring's own errors, refused arguments (`refuse`), and errors that all ranks raise, which
-        `shmring.errors.agreed` marks.
+        Neither have refused arguments (`refuse`), errors that shmring raises on all ranks, such as the OutOfMemory of
+        `empty`, and others that all ranks raise, which `shmring.errors.agreed` marks. Errors that one rank raises alone
+        do end it, such as the Timeout of a lock, or an error of another communicator.
 
         Parameters
         ----------

@@ -54,6 +54,7 @@ cdef class Engine(State):
     cdef int abort_by_exception(self, object error, bint in_call=*, bint beside=*, const char *doing=*) except -1
     cdef int begin_compound(self, int nesting) except -1
     cdef int end_compound(self, int outer, object error) except -1
+    cdef int judge_compound_error(self, int outer, object error) except -1
     cdef int abort_for_rank_in(self, object error) except -1
     cdef int abort_for_remote(self, Call *c, int status) except -1
     cdef int poll_abort(self, object seq, bint beside=*) except -1

@@ -47,7 +47,7 @@ from .wait cimport BRIEF_NBYTES, step_to_end, try_briefly
 from . import state
 from .._diagnostics import failures
 from .._system import procfs
-from ..errors import Closed, Error, RankFailed, Timeout
+from ..errors import Closed, Error, RankFailed, Timeout, agreed
 
 
 cdef double GRACE_S = 0.15     # delay between the reports of ranks that know different amounts about a late call
@@ -347,20 +347,28 @@ cdef class Engine(State):
             self.compound = nesting
         return outer
 
-    # End what begin_compound has begun. error: the exception that leaves it, or None. Before the first call it has no
-    # effect. After that, other ranks wait in the next call or have made others, so the communicator ends, unless all
-    # ranks raise the same exception. All ranks raise shmring's own errors, refused arguments, and exceptions that are
-    # marked as agreed.
+    # End what begin_compound has begun. error: the exception that leaves it, or None.
     cdef int end_compound(self, int outer, object error) except -1:
         try:
-            if (error is not None and outer == OUTSIDE and self.nbegun != self.nbegun_before
-                    and self.nbegun != self.nrefused and not isinstance(error, Error)
-                    and not getattr(error, "shmring_agreed", False)):
-                self.abort_by_exception(error)
+            if error is not None:
+                self.judge_compound_error(outer, error)
         finally:
             self.compound = outer
             if outer == OUTSIDE:
                 self.call_owner = 0
+        return 0
+
+    # Before the first call, the error of a compound call has no effect. After that, other ranks wait in the next call or
+    # have made others, so the communicator ends, unless all ranks raise the same error, or arguments were refused. If
+    # one of shmring's own compound calls raises an Error while the communicator is usable, all ranks that need to know
+    # raise it. Other errors of shmring, such as the Timeout of a lock, may be this rank's alone.
+    cdef int judge_compound_error(self, int outer, object error) except -1:
+        if (self.compound != STEPS and isinstance(error, Error)
+                and sr_flag_load(&self.g.header.abort) == SR_NO_ABORT):
+            agreed(error)
+        if (outer == OUTSIDE and self.nbegun != self.nbegun_before and self.nbegun != self.nrefused
+                and not getattr(error, "shmring_agreed", False)):
+            self.abort_by_exception(error)
         return 0
 
     def run_steps(self, int nesting, function, /, *arguments, bint begun=False, **keywords):

@@ -374,23 +374,16 @@ class _OneSided:
         return self._pace.most_ahead
 
     def push(self, gradient: NDArray[Any]) -> None:
-        step = 0 if self._plain else int(self._steps.fetch_and_add(0, 1)) + 1
-        try:
-            self._add(gradient, step)
-            self._pace.advance(1)
-        except shmring.Timeout as error:  # of a lock, which leaves the communicator usable
-            self._comm.abort(f"rank {self._comm.rank} may have applied a part of its gradient: {error}")
-            raise
-
-    def _add(self, gradient: NDArray[Any], step: int) -> None:
         if self._plain:
             np.multiply(gradient, -self._plain.lr, out=self._addition)
             self._params.accumulate(..., self._addition)
-            return
-        for number, chunk in enumerate(self._chunks):
-            with self._params.lock(number):
-                state = [each[chunk] for each in self._state]
-                apply(self._rule, self._params[chunk], gradient[chunk], state, self._scratch, step)
+        else:
+            step = int(self._steps.fetch_and_add(0, 1)) + 1
+            for number, chunk in enumerate(self._chunks):
+                with self._params.lock(number):
+                    state = [each[chunk] for each in self._state]
+                    apply(self._rule, self._params[chunk], gradient[chunk], state, self._scratch, step)
+        self._pace.advance(1)
 
     def pull(self, out: NDArray[Any]) -> None:
         self._pace.keep()

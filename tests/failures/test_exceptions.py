@@ -562,3 +562,50 @@ def raise_in_a_step_of_a_step(comm):
 
 def test_a_begun_step_of_a_larger_call_ends_the_communicator(world_of):
     world_of(2)(raise_in_a_step_of_a_step)
+
+
+def fail_alone(comm, kind):
+    """Rank 0 gets an error of its own between two calls; rank 1 makes the second one."""
+    table, other = comm.shared(1, locks=1), comm.dup()
+    if comm.rank == 1:
+        comm.send(np.zeros(2), 0)
+    held = table.lock(0) if comm.rank == 1 and kind == "lock" else contextlib.nullcontext()
+
+    def steps():
+        comm.barrier()
+        if comm.rank == 0 and kind == "lock":
+            table.lock(0, timeout=0.01).__enter__()
+        elif comm.rank == 0 and kind == "message":
+            comm.recv(np.zeros(1))
+        elif comm.rank == 0:
+            other.close()
+            other.barrier()
+        comm.all_reduce(1)
+
+    with held:
+        expected = {"lock": shmring.Timeout, "message": shmring.Truncated, "other": shmring.Closed}[kind]
+        with pytest.raises(expected if comm.rank == 0 else shmring.Aborted):
+            comm.run_steps(steps)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("kind", ["lock", "message", "other"])
+def test_an_error_of_shmring_on_one_rank_alone_ends_a_larger_call(world_of, kind):
+    errors = assert_all(world_of(2).outcomes(fail_alone, kind), shmring.Aborted)
+    assert {error.rank for error in errors} == {0}
+
+
+def fail_on_all_ranks(comm):
+    def steps(make, *arguments):
+        comm.barrier()
+        make(*arguments)
+
+    with pytest.raises(shmring.OutOfMemory):
+        comm.run_steps(steps, comm.empty, 1 << 60)
+    with pytest.raises(shmring.Mismatch):
+        comm.run_steps(steps, comm.shared, (1 + comm.rank, 2 - comm.rank))
+    return comm.all_reduce(1)
+
+
+def test_an_error_of_shmring_on_all_ranks_leaves_the_communicator(world_of):
+    assert world_of(2)(fail_on_all_ranks) == [2, 2]

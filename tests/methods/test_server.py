@@ -194,7 +194,7 @@ def push_while_another_holds_a_lock(comm):
         with server._way._params.lock(1):
             comm.barrier()
             comm.barrier()
-        with pytest.raises(shmring.Aborted, match="rank 0 may have applied a part of its gradient"):
+        with pytest.raises(shmring.Aborted, match="Timeout in rank 0"):
             server.pull(np.zeros(3 * module._CHUNK))
     else:
         comm.barrier()
@@ -202,7 +202,7 @@ def push_while_another_holds_a_lock(comm):
         with pytest.raises(shmring.Timeout):
             server.push(np.ones(3 * module._CHUNK))
         comm.barrier()
-        with pytest.raises(shmring.Aborted, match="a part of its gradient"):
+        with pytest.raises(shmring.Aborted, match="Timeout in rank 0"):
             server.push(np.ones(3 * module._CHUNK))
     comm.barrier()  # the caller's communicator goes on
 
