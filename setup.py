@@ -39,10 +39,10 @@ HOT = [
     "shmring/_p2p/matching.pyx",
 ]
 CALLED = [
+    "shmring/_arrays/objects.pyx",
     "shmring/_comm/collectives.pyx",
     "shmring/_comm/endpoint.pyx",
     "shmring/_comm/object_collectives.pyx",
-    "shmring/_comm/objects.pyx",
     "shmring/_comm/point_to_point.pyx",
     "shmring/_comm/work.pyx",
     "shmring/_p2p/broadcast_ends.pyx",

@@ -12,5 +12,6 @@ shared_array       one array that all ranks see, with its fence and locks
 passing            arrays that travel between any processes as descriptors; needs no communicator
   |-- keeper       keeps their memory after a process that ended before they arrived
 
+objects            frames: pickled objects as bytes, whose arrays are outside of the pickle
 shapes             shapes of the results of collectives that split or join arrays
 """

@@ -2,7 +2,7 @@
 
 Comm                 comm
 Messages             point_to_point        has an Endpoint (endpoint), which owns all state of its messages
-ObjectCollectives    object_collectives    of pickled objects, as frames (objects)
+ObjectCollectives    object_collectives    of pickled objects, as frames (`_arrays/objects`)
 FusedCollectives     fused                 of many arrays as one
 VectorCollectives    vector                of pieces of different lengths
 Collectives          collectives           one in the background is a Work (work)
@@ -11,7 +11,6 @@ Each class inherits from the one below it.
 
 init              a world -> a Comm
 awaitable         waiting for a Work or a Transfer in a coroutine
-objects           frames: pickled objects as bytes
 ops               the reductions by name
 error_feedback    rounding errors of compressed transfers, added to the next call
 bucketer          Bucketer: gradients reduced bucket by bucket

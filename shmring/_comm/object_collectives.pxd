@@ -1,5 +1,16 @@
+from libc.stdint cimport uint64_t
+
+from .._core cimport numpy_api as cnp
 from .fused cimport FusedCollectives
-from .objects cimport Slots
+
+
+cdef class Slots:
+    cdef readonly cnp.ndarray own, every
+    cdef int size
+
+    cdef void put(self, object frame) noexcept
+    cdef uint64_t largest(self) noexcept
+    cdef list frames(self)
 
 
 cdef class ObjectCollectives(FusedCollectives):

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 from .fused import FusedCollectives
+
+class Slots:
+    """The slots of one communicator: this rank's own, and all ranks' that an all_gather collects."""
+
+    @property
+    def own(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
+    @property
+    def every(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
 
 class ObjectCollectives(FusedCollectives):
     """The collectives of Python objects, which are pickled."""

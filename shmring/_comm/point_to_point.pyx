@@ -9,6 +9,7 @@ from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from .._arrays.objects cimport bytes_room, pack, unpack
 from .._arrays.operands cimport Operand, release, storage_of, take
 from .._core.group cimport LATE, OPAQUE, bytes_overlap
 from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
@@ -17,7 +18,6 @@ from .._p2p.matching cimport withdraw
 from .._p2p.messages cimport ANY, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
 from .endpoint cimport Endpoint, PendingMessage, pattern_text
 from .object_collectives cimport ObjectCollectives
-from .objects cimport bytes_room, pack, unpack
 
 from . import awaitable
 from .._diagnostics.flight_recorder import DTYPES
@@ -30,7 +30,7 @@ ANY_TAG = ANY
 # ---- descriptions of messages ----------------------------------------------------------------------------------
 
 cdef enum:
-    OBJECT = OPAQUE + 1      # dtype of a frame of _comm/objects.pyx that is an array
+    OBJECT = OPAQUE + 1      # dtype of a frame of _arrays/objects.pyx that is an array
     PICKLE = OPAQUE + 2      # ... and of one that is a pickle
     MOST_ITEM_NBYTES = (1 << 23) - 1
     FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then for opaque items

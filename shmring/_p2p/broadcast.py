@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import Any, SupportsIndex
-
-import numpy as np
+from typing import SupportsIndex
 
 from .._arguments import integer
 from ..errors import Closed, RankFailed
 from .broadcast_ends import MOST_READERS, BroadcastEnds
 from .ring_common import DEFAULT_NBYTES, RingBase, cause_of_death, rounded
-
-_ALIGNED_NBYTES = 64  # every array inside a pickled object begins at a multiple of it
-_WORD = np.dtype("<u8")
 
 
 class Broadcast(RingBase, BroadcastEnds):
@@ -119,46 +113,3 @@ class Broadcast(RingBase, BroadcastEnds):
         if cause := self._last_death:
             return RankFailed(f"no process gets from this ring any more: {cause}", cause=cause)
         return Closed("all processes that get from this ring have closed it")
-
-    def _as_parts(self, obj: object) -> list[bytes | memoryview]:
-        """Pickle an object: return a table of sizes, the pickle, and the bytes of its arrays, not copied."""
-        buffers: list[memoryview] = []
-
-        def keep(buffer: pickle.PickleBuffer) -> bool:
-            try:
-                buffers.append(buffer.raw())
-            except BufferError:  # not contiguous: goes into the pickle
-                return True
-            return False
-
-        pickled = pickle.dumps(obj, protocol=5, buffer_callback=keep)
-        sizes = np.array([len(pickled), *(buffer.nbytes for buffer in buffers)], _WORD)
-        table = np.array([len(sizes)], _WORD).tobytes() + sizes.tobytes()
-        parts: list[bytes | memoryview] = [table + pickled + _padding(len(table) + len(pickled))]
-        for buffer in buffers:
-            parts += [buffer, _padding(buffer.nbytes)]
-        return parts
-
-    def _room_for_object(self, nbytes: int) -> np.ndarray[Any, Any]:
-        room = np.empty(nbytes + _ALIGNED_NBYTES, np.uint8)
-        begin = -room.ctypes.data % _ALIGNED_NBYTES
-        return room[begin : begin + nbytes]
-
-    def _object_of(self, item: np.ndarray[Any, Any]) -> object:
-        """Unpickle an object whose parts lie in `item`. Its arrays stay there."""
-        count = int(item[: _WORD.itemsize].view(_WORD)[0]) if len(item) >= _WORD.itemsize else 0
-        table_nbytes = _WORD.itemsize * (1 + count)
-        if count < 1 or table_nbytes > len(item):
-            raise self._damaged()
-        sizes = [int(size) for size in item[_WORD.itemsize : table_nbytes].view(_WORD)]
-        begin, parts, memory = table_nbytes, [], item.data
-        for size in sizes:
-            if size > len(item) - begin:
-                raise self._damaged()
-            parts.append(memory[begin : begin + size])
-            begin += size + -(begin + size) % _ALIGNED_NBYTES
-        return pickle.loads(parts[0], buffers=parts[1:])
-
-
-def _padding(nbytes: int) -> bytes:
-    return bytes(-nbytes % _ALIGNED_NBYTES)

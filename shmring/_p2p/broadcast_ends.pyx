@@ -3,6 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
+from .._arrays.objects cimport pieces_of
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_PAGE, sr_event, sr_event_signal, sr_flag_load, sr_flag_load_ordered, sr_flag_set,
@@ -92,7 +93,7 @@ cdef class BroadcastEnds(RingEndsBase):
         cdef uint64_t deadline = deadline_ns_of(timeout)
         cdef uint64_t room_nbytes = 0
         cdef size_t nbytes = 0
-        cdef list parts = self._as_parts(obj)
+        cdef list parts = pieces_of(obj)
         for part in parts:
             nbytes += len(part)
         if nbytes <= JOIN_NBYTES:

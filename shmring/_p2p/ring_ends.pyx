@@ -11,6 +11,7 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
+from .._arrays.objects cimport bytes_room, unpack
 from .._core cimport numpy_api as cnp
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
@@ -354,7 +355,7 @@ cdef class RingEndsBase:
                     raise MemoryError("an item is lost: a get(out=...) failed, and no memory was left for its part")
                 item = self.deliver(out, takes_objects)
                 self.next_number += 1
-                return self._object_of(item) if self.item_kind == OBJECT else item
+                return unpack(item) if self.item_kind == OBJECT else item
         except BaseException:
             self.release_given()
             raise
@@ -422,7 +423,7 @@ cdef class RingEndsBase:
             item = PyBytes_FromStringAndSize(NULL, head.message_nbytes)
             self.incoming.data = <unsigned char *> PyBytes_AS_STRING(item)
         elif kind == OBJECT:
-            item = self._room_for_object(head.message_nbytes)
+            item = bytes_room(head.message_nbytes)
             self.incoming.data = <unsigned char *> cnp.PyArray_DATA(<cnp.ndarray> item)
         elif kind == ARRAY or kind == FORTRAN_ARRAY:
             item = self.room_for_array(&head, kind, out)

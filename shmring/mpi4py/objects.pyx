@@ -6,10 +6,10 @@ from libc.string cimport memcpy
 
 cimport cython
 
+from .._arrays.objects cimport PROTOCOL, pickled
 from .._core cimport numpy_api as cnp
 from .._comm.collectives cimport Plan, plan_of
 from .._comm.comm cimport Comm as ShmringComm
-from .._comm.objects cimport PROTOCOL, pickled
 from .._comm.point_to_point cimport Envelope
 from .._core.group cimport ALL_GATHER, BROADCAST
 from .calls cimport NO_RANK, Caller, Context, context_of, is_only_thread, sending

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ranks import Ranks
 
 import shmring
-from shmring._comm import objects
+from shmring._arrays import objects
 
 
 @dataclasses.dataclass
@@ -56,6 +56,11 @@ def test_arrays_come_back_writable_aligned_and_alone():
     assert item["a"][0] == 0
     assert found["a"].flags.aligned
     assert np.shares_memory(found["a"], frame)
+
+
+def test_the_pieces_of_a_frame_are_the_frame():
+    item = [np.arange(7.0), np.zeros(0), {"a": np.ones(33, "u1")}, bytearray(100)]
+    assert b"".join(objects.pieces_of(item)) == objects.pack(item).tobytes()
 
 
 def arrays_of(dtype):

@@ -10,19 +10,16 @@ class ArrayPickler(pickle.Pickler):
 
     def reducer_override(self, item: object) -> Any: ...
 
-class Slots:
-    """The slots of one communicator: this rank's own, and all ranks' that an all_gather collects."""
-
-    @property
-    def own(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
-    @property
-    def every(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
-
 def as_array(frame: bytes | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the frame as an array, without a copy."""
 
+def pieces_of(item: object) -> list[bytes | memoryview]:
+    """Return the frame that `pack` returns in pieces: bytes, and the memory of the object's arrays, not
+    copied.
+    """
+
 def pack(item: object) -> bytes | np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the object as a frame. Raise the errors of pickle."""
+    """Return the object as a frame: bytes if it is a pickle, else an array. Raise the errors of pickle."""
 
 def unpack(frame: bytes | np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
     """Return the object of a frame. Its arrays are writable and use the frame's memory."""

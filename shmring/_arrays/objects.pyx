@@ -1,19 +1,20 @@
 # Python objects as bytes. Pickle protocol 5 leaves the arrays' memory out of the pickle, so arrays in an object are
 # transferred as fast as plain arrays.
 #
-# A *frame* is an object as bytes. If the pickle left nothing out, the frame is the pickle, as bytes; it begins with the
-# opcode of its protocol. Else the frame is an array: the number of parts, shifted so that the first byte is 0, the
-# lengths of the parts, and the parts, each on a cache line. The first part is the pickle; the buffers that it left out
-# follow. Ranks authenticated each other when they met, and trust each other's pickles.
+# A *frame* is an object as bytes. If the pickle left nothing out, the frame is the pickle, which begins with the opcode
+# of its protocol. Else the frame is the number of parts, shifted so that the first byte is 0, the lengths of the parts,
+# and the parts, each on a cache line. The first part is the pickle; the buffers that it left out follow. Collectives,
+# messages and `Broadcast` move frames. Ranks authenticated each other when they met, and trust each other's pickles.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
-from libc.stdint cimport uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
 
 from .._core cimport numpy_api as cnp
+from .._core.segment cimport SR_CACHE_LINE
 from .._core.staging cimport whole_lines
 
 import _pickle
@@ -26,11 +27,8 @@ import numpy as np
 cnp.import_array()
 
 cdef enum:
-    PROTOCOL_OPCODE = 0x80   # the first byte of every pickle
     COUNT_SHIFT = 8
-    LENGTH_NBYTES = 8        # a slot begins with the length of its frame
-    # bench/peers: a broadcast of 256 bytes takes 0.16 us longer than one of 48 bytes; most small objects fit.
-    SLOT_NBYTES = 256
+    LENGTH_NBYTES = 8
     SEARCHED_ITEMS = 256     # of all containers
     SEARCHED_LEVELS = 3      # of containers in containers
 
@@ -39,14 +37,22 @@ cdef object loads = pickle.loads
 cdef object BytesIO = io.BytesIO
 cdef object PickleBuffer = pickle.PickleBuffer
 cdef object ndarray = np.ndarray
+cdef bytes padding = bytes(SR_CACHE_LINE)
 cdef dict reducers = copyreg.dispatch_table
 
 
 cpdef object pack(object item):
-    """Return the object as a frame. Raise the errors of pickle."""
+    """Return the object as a frame: bytes if it is a pickle, else an array. Raise the errors of pickle."""
     cdef list left_out = []
     stream = pickled(item, left_out.append)
-    return frame_of(stream, left_out) if left_out else stream
+    return joined(pieces(stream, left_out)) if left_out else stream
+
+
+cpdef list pieces_of(object item):
+    """Return the frame that `pack` returns in pieces: bytes, and the memory of the object's arrays, not copied."""
+    cdef list left_out = []
+    stream = pickled(item, left_out.append)
+    return pieces(stream, left_out) if left_out else [stream]
 
 
 # Return the object as a pickle, bytes. leave_out: the `buffer_callback` of pickle, or None.
@@ -108,25 +114,50 @@ cdef bint holds_array(object item, int levels, int *left) except -1:
     return False
 
 
-cdef object frame_of(object stream, list left_out):
-    cdef list parts = [stream]
-    cdef size_t end = lengths_nbytes(1 + len(left_out))
-    cdef Py_buffer view
-    cdef char *begin
+# Return the pieces of a frame: all before the buffers that the pickle left out, then each buffer, and the rest of its
+# last line.
+cdef list pieces(bytes stream, list left_out):
+    cdef list found = [None]
+    cdef size_t nbytes
     for buffer in left_out:
-        parts.append(buffer.raw())
-    for part in parts:
-        end = whole_lines(end) + len(part)   # of bytes, and of memoryviews of bytes
-    frame = np.empty(whole_lines(end), np.uint8)
-    begin = <char *> cnp.PyArray_DATA(<cnp.ndarray> frame)
-    (<uint64_t *> begin)[0] = <uint64_t> len(parts) << COUNT_SHIFT
-    end = lengths_nbytes(len(parts))
-    for number, part in enumerate(parts, 1):
-        PyObject_GetBuffer(part, &view, PyBUF_SIMPLE)
-        end = whole_lines(end)
-        (<uint64_t *> begin)[<size_t> number] = view.len
-        memcpy(begin + end, view.buf, view.len)
-        end += view.len
+        part = buffer.raw()
+        nbytes = len(part)
+        found.append(part)
+        found.append(padding[:whole_lines(nbytes) - nbytes])
+    found[0] = head_of(stream, found)
+    return found
+
+
+# Return the first piece of a frame, before the others.
+cdef bytes head_of(bytes stream, list pieces):
+    cdef size_t number, nparts = 1 + len(pieces) // 2
+    cdef size_t begin = whole_lines(lengths_nbytes(nparts))
+    cdef size_t end = begin + PyBytes_GET_SIZE(stream)
+    cdef bytes head = PyBytes_FromStringAndSize(NULL, whole_lines(end))
+    cdef char *data = PyBytes_AS_STRING(head)
+    cdef uint64_t *lengths = <uint64_t *> data
+    memset(data, 0, begin)
+    lengths[0] = <uint64_t> nparts << COUNT_SHIFT
+    lengths[1] = PyBytes_GET_SIZE(stream)
+    for number in range(1, nparts):
+        lengths[1 + number] = len(pieces[2 * number - 1])
+    memcpy(data + begin, PyBytes_AS_STRING(stream), end - begin)
+    memset(data + end, 0, whole_lines(end) - end)
+    return head
+
+
+cdef object joined(list pieces):
+    cdef size_t end = 0
+    cdef Py_buffer view
+    cdef char *data
+    for piece in pieces:
+        end += len(piece)   # of bytes, and of memoryviews of bytes
+    frame = np.empty(end, np.uint8)
+    data = <char *> cnp.PyArray_DATA(<cnp.ndarray> frame)
+    for piece in pieces:
+        PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
+        memcpy(data, view.buf, view.len)
+        data += view.len
         PyBuffer_Release(&view)
     return frame
 
@@ -166,71 +197,8 @@ cpdef object as_array(object frame):
     return np.frombuffer(frame, np.uint8) if PyBytes_CheckExact(frame) else frame
 
 
-# Return an array of uninitialised bytes.
+# Return an array of uninitialised bytes that begins on a cache line, and so do the arrays of a frame that is put there.
 cdef object bytes_room(uint64_t nbytes):
-    return np.empty(nbytes, np.uint8)
-
-
-# ---- slots -----------------------------------------------------------------------------------------------------
-
-# The first call of a collective of objects moves a slot of fixed size from each rank: the length of the frame, and the
-# frame itself if it fits. Only for a longer frame there is a second call. All ranks see the same lengths.
-
-cdef bint fits_in_slot(uint64_t nbytes) noexcept:
-    return nbytes <= SLOT_NBYTES - LENGTH_NBYTES
-
-
-cdef uint64_t nbytes_in(cnp.ndarray slot) noexcept:
-    return (<uint64_t *> cnp.PyArray_DATA(slot))[0]
-
-
-# Return a copy of the frame in a slot.
-cdef object frame_at(const char *slot):
-    cdef uint64_t nbytes = (<const uint64_t *> slot)[0]
-    cdef const char *data = slot + LENGTH_NBYTES
-    if <unsigned char> data[0] == PROTOCOL_OPCODE:
-        return PyBytes_FromStringAndSize(data, nbytes)
-    frame = np.empty(nbytes, np.uint8)
-    memcpy(cnp.PyArray_DATA(<cnp.ndarray> frame), data, nbytes)
-    return frame
-
-
-cdef object frame_in(cnp.ndarray slot):
-    return frame_at(<const char *> cnp.PyArray_DATA(slot))
-
-
-cdef class Slots:
-    """The slots of one communicator: this rank's own, and all ranks' that an all_gather collects."""
-
-    def __cinit__(self, int size):
-        self.size = size
-        self.own = np.zeros(SLOT_NBYTES, np.uint8)
-        self.every = np.zeros((size, SLOT_NBYTES), np.uint8)
-
-    # Put the length of a frame into the own slot, and the frame if it fits.
-    cdef void put(self, object frame) noexcept:
-        cdef char *slot = <char *> cnp.PyArray_DATA(self.own)
-        cdef bint is_pickle = PyBytes_CheckExact(frame)
-        cdef uint64_t nbytes = PyBytes_GET_SIZE(frame) if is_pickle else cnp.PyArray_SIZE(<cnp.ndarray> frame)
-        (<uint64_t *> slot)[0] = nbytes
-        if fits_in_slot(nbytes):
-            memcpy(slot + LENGTH_NBYTES,
-                   PyBytes_AS_STRING(frame) if is_pickle else <char *> cnp.PyArray_DATA(<cnp.ndarray> frame), nbytes)
-
-    # Return the length of the longest frame of all ranks.
-    cdef uint64_t largest(self) noexcept:
-        cdef const char *slot = <const char *> cnp.PyArray_DATA(self.every)
-        cdef uint64_t most = 0
-        cdef int rank
-        for rank in range(self.size):
-            most = max(most, (<const uint64_t *> (slot + rank * SLOT_NBYTES))[0])
-        return most
-
-    # Return copies of all ranks' frames: an object that is unpacked may make a collective, which overwrites the slots.
-    cdef list frames(self):
-        cdef const char *slot = <const char *> cnp.PyArray_DATA(self.every)
-        cdef list frames = []
-        cdef int rank
-        for rank in range(self.size):
-            frames.append(frame_at(slot + rank * SLOT_NBYTES))
-        return frames
+    cdef cnp.ndarray room = np.empty(nbytes + SR_CACHE_LINE, np.uint8)
+    cdef size_t begin = -<uintptr_t> cnp.PyArray_DATA(room) % SR_CACHE_LINE
+    return room[begin : begin + nbytes]
