@@ -6,7 +6,6 @@ arrays that cannot be used.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import re
@@ -209,28 +208,7 @@ def _description(dtype: np.dtype[Any]) -> tuple[Any, ...]:
     return (dtype.str, dtype.name, *parts)
 
 
-# ---- DLPack, version 0 of its ABI: https://dmlc.github.io/dlpack/latest/c_api.html -------------------------
-
-
-class _Device(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
-
-
-class _DataType(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
+# ---- DLPack -----------------------------------------------------------------------------------------------
 
 # torch's bits that DLPack does not export: the method that reads the bit, its meaning, the method that
 # applies it.
@@ -246,9 +224,6 @@ _CODES = {
     10: "float8_e4m3fn",
     12: "float8_e5m2",
 }
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype = ctypes.c_void_p
-_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def _refuse_lazy(x: Any, what: str) -> None:
@@ -269,24 +244,22 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
             "move it to the CPU first"
         )
     _refuse_lazy(x, what)
+    from .operands import tensor_in  # which imports this module
+
     try:
         capsule = x.__dlpack__()
+        address, shape, strides, code, bits, lanes, readonly = tensor_in(capsule)
     except (BufferError, RuntimeError) as error:
         raise TypeError(f"{what} cannot be used: {error}") from error
-    # The capsule stays unconsumed: its destructor frees the DLManagedTensor together with the Buffer's owner.
-    tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
-    code, bits = tensor.dtype.code, tensor.dtype.bits
     kind = _CODES.get(code, f"dlpack type {code} of ")
     name = kind if code in (6, 10, 12) else f"{kind}{bits}"
-    if tensor.dtype.lanes != 1:
-        name = f"vectors of {tensor.dtype.lanes} {name}"
-    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else None
+    if lanes != 1:
+        name = f"vectors of {lanes} {name}"
     c_order, f_order = _orders(shape, strides, 1)
     if not (c_order or f_order):
         raise not_contiguous(what, x)
     count = math.prod(shape)
-    if not tensor.data and count > 0:  # torch's fake and functional tensors
+    if not address and count > 0:  # torch's fake and functional tensors
         raise TypeError(f"{what} is a {type(x).__name__} of {count} elements that has no memory of its own")
-    address = (tensor.data or 0) + tensor.byte_offset
-    return Buffer(address, count, name, False, not c_order, (x, capsule))
+    # The capsule stays unconsumed: its destructor frees the tensor together with the Buffer's owner.
+    return Buffer(address, count, name, readonly, not c_order, (x, capsule))

@@ -63,3 +63,10 @@ class Descriptor:
     """A file descriptor, -1 at first: set `fd`. It is closed with this object, unless `fd` is -1."""
 
     fd: int
+
+def tensor_in(
+    capsule: object,
+) -> tuple[int, tuple[int, ...], tuple[int, ...] | None, int, int, int, bool]:
+    """Return the fields of the tensor in a capsule that `__dlpack__` has returned. The capsule owns the
+    memory.
+    """

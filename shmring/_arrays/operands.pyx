@@ -298,6 +298,38 @@ cdef bint is_in_c_order(const DLTensor *tensor) noexcept:
     return True
 
 
+def tensor_in(capsule):
+    """Return the fields of the tensor in a capsule that `__dlpack__` has returned. The capsule owns the memory.
+
+    (address or 0, shape, strides in elements or None, code of the dtype, its bits, its lanes, read-only). Raise
+    BufferError if the capsule holds no tensor, or one of another version.
+    """
+    cdef DLTensor *tensor
+    cdef Exported *exported
+    cdef int axis
+    readonly, strides = False, None
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        exported = <Exported *> PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        if exported.major != DLPACK_MAJOR:
+            raise BufferError(f"the array has DLPack version {exported.major}; version {DLPACK_MAJOR} is supported")
+        tensor, readonly = &exported.tensor, exported.flags & DLPACK_READ_ONLY != 0
+    elif PyCapsule_IsValid(capsule, "dltensor"):
+        tensor = <DLTensor *> PyCapsule_GetPointer(capsule, "dltensor")
+    else:
+        raise BufferError("__dlpack__() returned no DLPack capsule, or one that was used before")
+    if tensor.ndim < 0 or (tensor.ndim > 0 and tensor.shape == NULL):
+        raise BufferError("the DLPack tensor has no shape")
+    shape = ()
+    for axis in range(tensor.ndim):
+        shape += (tensor.shape[axis],)
+    if tensor.strides != NULL:
+        strides = ()
+        for axis in range(tensor.ndim):
+            strides += (tensor.strides[axis],)
+    address = 0 if tensor.data == NULL else <uintptr_t> tensor.data + tensor.byte_offset
+    return address, shape, strides, tensor.code, tensor.bits, tensor.lanes, readonly
+
+
 # Return a Memory of x, which holds x and its export until it is freed; None if x is on another device, sparse, of
 # another dtype, not in C order, or lazily negated or conjugated.
 cdef Memory exported_memory(_Exporter exporter, object x):

@@ -5,15 +5,15 @@ The memory may be of the host all the same. Memory that this process cannot read
 
 from __future__ import annotations
 
-import ctypes
 import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._arrays.operands import tensor_in
+
 _CPU = 1
-_READ_ONLY = 1
 _FLOAT = 2
 _CODES = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 
@@ -28,42 +28,6 @@ class Described:
     is_device: bool
     format: str
     owner: Any
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Managed(ctypes.Structure):  # "dltensor"
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
-
-
-class _ManagedVersioned(ctypes.Structure):  # "dltensor_versioned"
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 def describe(source: Any) -> Described:
@@ -88,34 +52,18 @@ def _describe_dlpack(source: Any) -> Described:
         capsule = source.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:
         capsule = source.__dlpack__(stream=stream)
-    readonly = False
-    if _is_valid(capsule, b"dltensor_versioned"):
-        managed = _ManagedVersioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
-        if managed.major != 1:
-            raise BufferError(f"the array has DLPack version {managed.major}; version 1 is supported")
-        tensor, readonly = managed.tensor, bool(managed.flags & _READ_ONLY)
-    elif _is_valid(capsule, b"dltensor"):
-        tensor = _Managed.from_address(_pointer_of(capsule, b"dltensor")).tensor
-    else:
-        raise BufferError("__dlpack__() returned no DLPack capsule, or one that was used before")
-    if tensor.ndim < 0 or (tensor.ndim > 0 and not tensor.shape):
-        raise BufferError("the DLPack tensor has no shape")
-    itemsize = tensor.bits * tensor.lanes // 8
-    strides = tensor.strides[: tensor.ndim] if tensor.strides else None
+    address, shape, strides, code, bits, lanes, readonly = tensor_in(capsule)
+    itemsize = bits * lanes // 8
+    # A long complex is described as two long floats, since its bits do not fit.
+    letter = "c" if code == _FLOAT and lanes == 2 else _CODES.get(code, "V")
     return Described(
-        address=(tensor.data or 0) + tensor.byte_offset,
-        nbytes=itemsize * _contiguous_count(tensor.shape[: tensor.ndim] if tensor.ndim else [], strides),
+        address=address,
+        nbytes=itemsize * _contiguous_count(shape, strides),
         readonly=readonly,
         is_device=device_type != _CPU,
-        format=f"{_code_of(tensor)}{itemsize}",
+        format=f"{letter}{itemsize}",
         owner=capsule,
     )
-
-
-def _code_of(tensor: _Tensor) -> str:
-    """Return NumPy's letter. A long complex is described as two long floats, since its bits do not fit."""
-    is_complex = tensor.code == _FLOAT and tensor.lanes == 2
-    return "c" if is_complex else _CODES.get(tensor.code, "V")
 
 
 def _describe_interface(source: Any, interface: Any) -> Described:

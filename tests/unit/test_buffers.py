@@ -33,6 +33,18 @@ class DLPack:
         return self._device
 
 
+class Versioned(DLPack):
+    """An object that always exports a versioned tensor, which says whether it is read-only."""
+
+    def __dlpack__(self, **keywords):
+        return super().__dlpack__(max_version=(1, 0), **keywords)
+
+
+class WithoutCapsule(DLPack):
+    def __dlpack__(self, **keywords):
+        return "a capsule"
+
+
 class Subclass(np.ndarray):
     pass
 
@@ -114,6 +126,7 @@ def make(rank):
         "memoryview cast 2-d": memoryview(bytearray(matrix.tobytes())).cast("f", (3, 2)),
         "ctypes matrix": ((ctypes.c_int * 2) * 3)(*[(ctypes.c_int * 2)(rank + 1, rank + 1)] * 3),
         "dlpack matrix": DLPack(matrix.copy()),
+        "versioned dlpack matrix": Versioned(matrix.copy()),
         "interface Fortran": Interface(np.asfortranarray(matrix)),
         "subclass": ones.astype("f4").view(Subclass),
         "record field": ones.astype([("a", "f4")])["a"],
@@ -427,6 +440,12 @@ class Contrary:
         self.__array_interface__ = self._source.__array_interface__
 
 
+def read_only(count):
+    x = np.zeros(count)
+    x.flags.writeable = False
+    return x
+
+
 REFUSED = {
     "text": (array.array("u", "abc"), TypeError, "format"),
     "characters": ((ctypes.c_char * 3)(), TypeError, "format"),
@@ -449,6 +468,8 @@ REFUSED = {
     "a column of bfloat16": (np.zeros((3, 3), ml_dtypes.bfloat16)[:, 1], ValueError, "ascontiguousarray"),
     "a column's interface": (Contrary(), ValueError, "contiguous"),
     "a column's DLPack": (DLPack(np.zeros((3, 3))[:, 1]), ValueError, "contiguous"),
+    "read-only DLPack": (Versioned(read_only(3)), ValueError, "read-only"),
+    "no capsule": (WithoutCapsule(np.zeros(3)), TypeError, "no DLPack capsule"),
     "another device": (DLPack(np.zeros(3), device=(2, 0)), TypeError, "CPU"),
     "bytes": (b"abc", ValueError, "read-only"),
     "a view of bytes": (memoryview(b"abc"), ValueError, "read-only"),
