@@ -14,7 +14,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -447,23 +447,24 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             return self._answer(operation, _globals_of_caller(self._frames_to_caller))
         except NoElements:
             return self._sent
-        except (TypeError, ValueError) as error:
-            if transfer is not None:
-                abort_message(self.comm, error)
-            raise as_in_gloo(error) from None
         except BaseException as error:
-            self._abort_if_begun(begun, transfer, error)
-            raise
+            self._fail_message(begun, transfer, error)
 
-    def _abort_if_begun(self, begun: bool, transfer: Any, error: BaseException) -> None:
-        """End the communicator if a message is, or may be, under way without a Work.
+    def _fail_message(self, begun: bool, transfer: Any, error: BaseException) -> NoReturn:
+        """Raise the error of a message as gloo does, where it refuses arguments.
 
-        begun: isend or irecv was called. transfer: its result. If it has none, a MemoryError or an error of
-        shmring is its own, and no message has begun. Other errors may be a signal handler's, so a
-        RuntimeError of the call itself ends the communicator, too.
+        First end the communicator if a message is, or may be, under way without a Work. begun: isend or irecv
+        was called. transfer: its result. If it has none, an error that it raises itself means that no message
+        has begun. Other errors may be a signal handler's, so a RuntimeError of the call itself ends the
+        communicator, too.
         """
-        if transfer is not None or (begun and not isinstance(error, (MemoryError, shmring.Error))):
+        is_refusal = isinstance(error, (TypeError, ValueError))
+        is_own = is_refusal or isinstance(error, (MemoryError, shmring.Error))
+        if transfer is not None or (begun and not is_own):
             abort_message(self.comm, error)
+        if is_refusal:
+            raise as_in_gloo(cast(Exception, error)) from None
+        raise error
 
     def recv(self, tensors: Any, srcRank: int, tag: int) -> dist.Work:
         if srcRank < 0:
@@ -490,13 +491,8 @@ class Group(Reconfigurable, Derivable, dist.ProcessGroup):  # type: ignore[misc,
             return self._answer(operation, caller)
         except NoElements:
             return self._answer(Operation((), [tensor], self._completer), caller)
-        except (TypeError, ValueError) as error:
-            if transfer is not None:
-                abort_message(self.comm, error)
-            raise as_in_gloo(error) from None
         except BaseException as error:
-            self._abort_if_begun(begun, transfer, error)
-            raise
+            self._fail_message(begun, transfer, error)
 
     # -- meeting --
 
