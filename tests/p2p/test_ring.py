@@ -297,7 +297,7 @@ def little_memory():
 
 
 def test_an_item_is_lost_with_an_error_if_a_failed_get_has_no_memory_for_its_part():
-    with stopped_within("ring", np.ones(64 << 20, "u1"), b"next", during=little_memory) as (ring, go_on, _):
+    with stopped_within("ring", np.ones(24 << 20, "u1"), b"next", during=little_memory) as (ring, go_on, _):
         go_on()
         with pytest.raises(MemoryError, match="lost"):
             ring.get(ENOUGH_S)
