@@ -39,8 +39,8 @@ _HOMES = {
     "ANY_SOURCE": "_comm.point_to_point",
     "ANY_TAG": "_comm.point_to_point",
     "ProbedMessage": "_comm.point_to_point",
-    "Status": "_comm.point_to_point",
-    "Transfer": "_comm.point_to_point",
+    "Status": "_comm.endpoint",
+    "Transfer": "_comm.endpoint",
     "Bucketer": "_comm.bucketer",
     "Arena": "_arrays.operands",
     "Memory": "_arrays.operands",
@@ -92,13 +92,13 @@ if TYPE_CHECKING:
     from ._comm.bucketer import Bucketer as Bucketer
     from ._comm.collectives import Plan as Plan
     from ._comm.comm import Comm as Comm
+    from ._comm.endpoint import Status as Status
+    from ._comm.endpoint import Transfer as Transfer
     from ._comm.init import init as init
     from ._comm.ops import Op as Op
     from ._comm.point_to_point import ANY_SOURCE as ANY_SOURCE
     from ._comm.point_to_point import ANY_TAG as ANY_TAG
     from ._comm.point_to_point import ProbedMessage as ProbedMessage
-    from ._comm.point_to_point import Status as Status
-    from ._comm.point_to_point import Transfer as Transfer
     from ._comm.trace_file import Trace as Trace
     from ._comm.work import Work as Work
     from ._launch.spawn import spawn as spawn

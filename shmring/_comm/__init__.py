@@ -1,11 +1,11 @@
 """The public class Comm, one facet in each file, and the objects that its methods return.
 
 Comm                 comm
-Messages             point_to_point        has an Endpoint (endpoint), which owns all state of its messages
+Messages             point_to_point        has an Endpoint: its messages under way, and what came (endpoint)
 ObjectCollectives    object_collectives    of pickled objects, as frames (`_arrays/objects`)
 FusedCollectives     fused                 of many arrays as one
 VectorCollectives    vector                of pieces of different lengths
-Collectives          collectives           one in the background is a Work (work)
+Collectives          collectives           in the background: a Work (work); their checks: `arguments`
 
 Each class inherits from the one below it.
 

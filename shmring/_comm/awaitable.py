@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
-    from .point_to_point import Transfer
+    from .endpoint import Transfer
     from .work import Work
 
 

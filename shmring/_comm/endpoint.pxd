@@ -1,12 +1,39 @@
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from .._arrays.operands cimport Operand
+from .._core.group cimport OPAQUE
 from .._core.spsc_ring cimport sr_frame
 from .._engine.engine cimport Engine
 from .._p2p.messages cimport Matching, Message, UnexpectedMessage
 
 
-cdef class PendingMessage:
+cdef enum:                   # the kind of a message's items: a dtype of shmring, or
+    OBJECT = OPAQUE + 1      # ... a frame of _arrays/objects.pyx that is an array
+    PICKLE = OPAQUE + 2      # ... one that is a pickle
+    FORTRAN = 1 << 8         # bits above that: memory order, then for opaque items
+    ITEM_SHIFT = 9           # ... their size
+    SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
+    MOST_ITEM_NBYTES = (1 << 23) - 1
+
+
+cdef inline bint is_object(uint64_t kind) noexcept:
+    return kind == OBJECT or kind == PICKLE
+
+
+cdef class Endpoint
+
+
+cdef class Status:
+    cdef readonly int source
+    cdef readonly int64_t tag
+    cdef readonly size_t count, nbytes
+    cdef uint64_t kind
+
+
+cdef class Transfer:
+    cdef object comm             # which is open as long as somebody has the transfer
+    cdef Endpoint endpoint
     cdef Message message
     cdef Operand operand
     cdef object kept             # during the transfer: the array and the owner of its memory
@@ -32,7 +59,7 @@ cdef class Endpoint:
     cdef void acquire_stepper(self) noexcept
     cdef bint acquire_stepper_between_calls(self) noexcept
     cdef void release_completed(self) noexcept
-    cdef PendingMessage next_completed(self)
+    cdef Transfer next_completed(self)
     cdef int enlist(self) except -1
     cdef bint has_progress_thread(self) noexcept
     cdef void drop(self, UnexpectedMessage *unexpected) noexcept
@@ -66,4 +93,6 @@ cdef class Endpoint:
     cdef int raise_damaged(self, int source) except -1
 
 
-cdef str pattern_text(Message *message)
+cdef Status status_of(Message *message)
+cdef object result_of(Message *message, int rank)
+cdef object mismatch(Message *message, int rank, str what_now)

@@ -1,16 +1,20 @@
 # The point-to-point messages of one communicator. One thread at a time opens rings, moves posted messages, waits for
-# them, and handles errors. point_to_point makes messages from arguments, and results from messages.
+# them, and handles errors. `Transfer` is a message that outlives the call which began it. point_to_point makes messages
+# from arguments.
+
+from types import GenericAlias
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from .._arrays.operands cimport release
 from .._core.group cimport (
-    BLOCKED, DEAD, DONE, LATE, LEFT, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, bytes_overlap,
+    BLOCKED, DEAD, DONE, LATE, LEFT, OPAQUE, PROGRESSED, SIGNALLED, SIGNAL_INTERVAL_NS, Group, bytes_overlap,
 )
+from .._core.kernels cimport SR_DTYPES, dtype_nbytes
 from .._core.path_trials cimport FIRST_CLASS_NBYTES, READ_IN_PLACE, SIZE_CLASSES, PathTrials
 from .._core.segment cimport (
     SR_CACHE_LINE, SR_COMPLETE, SR_NO_ABORT, SR_PRIVATE, SR_RAISED, SR_RANK_FAILED, SR_TIMED_OUT,
@@ -22,6 +26,7 @@ from .._core.spsc_ring cimport (
     SR_FRAME_OFFER, SR_RECEIPTS, SR_RECEIPTS_WORDS, SR_RING_WHOLE, sr_frame, sr_message_ring, sr_receipt_new_number,
     sr_ring_is_valid_length, sr_ring_peek,
 )
+from .._core.timeouts cimport ns_of, wait_ns_of
 from .._core.trace cimport TRACED_PROBE, TRACED_RECV, TRACED_SEND, Trace, note_message
 from .._diagnostics.flight_recorder cimport SR_WAIT_MESSAGE, end_wait
 from .._engine.engine cimport Engine
@@ -37,14 +42,80 @@ from .._p2p.matching cimport (
 )
 from .._p2p.message_path cimport is_streamed
 from .._p2p.messages cimport (
-    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, UNMATCHED, Matching, Message, Peer, UnexpectedMessage, Wait, frame_tag,
-    least_offered,
+    ANY, COMPLETE, DAMAGED, NEEDS_ROOM, NO_FAILURE, OTHER_ITEMS, POSTED, UNMATCHED, WITHDRAWN, Matching, Message, Peer,
+    UnexpectedMessage, Wait, frame_tag, least_offered,
 )
 from .._transport.channel cimport sr_channel_probe, sr_channels_poll_abort
 
+from . import awaitable
 from .._diagnostics import failures
+from .._diagnostics.flight_recorder import DTYPES
 from .._system import procfs, segments
-from ..errors import Closed, Error
+from ..errors import Closed, Error, Mismatch, Truncated
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+cdef size_t item_nbytes(uint64_t kind) noexcept:
+    cdef uint32_t dtype = <uint32_t> kind & 0xff
+    if dtype == OPAQUE:
+        return max(kind >> ITEM_SHIFT & MOST_ITEM_NBYTES, <uint64_t> 1)
+    return dtype_nbytes(dtype) if dtype < SR_DTYPES else 1
+
+
+cdef object dtype_name(uint64_t kind):
+    cdef uint32_t dtype = <uint32_t> kind & 0xff
+    return DTYPES[dtype] if dtype < SR_DTYPES else None
+
+
+cdef str described(uint64_t kind, size_t nbytes):
+    cdef uint32_t dtype = <uint32_t> kind & 0xff
+    if is_object(dtype):
+        return "an object"
+    name = dtype_name(kind) or f"{item_nbytes(kind)}-byte items"
+    return f"{name}[{nbytes // item_nbytes(kind)}]" + (" in Fortran order" if kind & FORTRAN else "")
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Status:
+    """Properties of a received or waiting message. `recv` and `probe` return it.
+
+    Attributes
+    ----------
+    source : int
+        The rank that sent it.
+    tag : int
+        The tag that it was sent with.
+    count : int
+        Number of elements.
+    nbytes : int
+        Bytes of all elements.
+    """
+
+    @property
+    def dtype(self):
+        """Name of the dtype; None for one that cannot be reduced, such as a structure."""
+        return dtype_name(self.kind)
+
+    def __repr__(self):
+        return (f"Status(source={self.source}, tag={self.tag}, count={self.count}, nbytes={self.nbytes}, "
+                f"dtype={self.dtype!r})")
+
+    def __reduce__(self):
+        return new_status, (self.source, self.tag, self.nbytes, self.kind)
+
+
+cdef Status status_of(Message *message):
+    return new_status(message.source, message.came_tag, message.came_nbytes, message.came_kind)
+
+
+cpdef Status new_status(int source, int64_t tag, uint64_t nbytes, uint64_t kind):
+    """Return a status, as its pickle does."""
+    cdef Status status = Status.__new__(Status)
+    status.source, status.tag, status.nbytes, status.kind = source, tag, nbytes, kind
+    status.count = nbytes // item_nbytes(kind)
+    return status
 
 
 # Return the name of the call that posted the message.
@@ -62,8 +133,47 @@ cdef str pattern_text(Message *message):
     return f"{op_of(message)} from {source} with {tag}"
 
 
-cdef class PendingMessage:
-    """A message that outlives the call that began it, and the objects that it keeps alive until it is complete."""
+cdef object mismatch(Message *message, int rank, str what_now):
+    came = described(message.came_kind, message.came_nbytes)
+    wanted = "an object" if is_object(message.kind) else described(message.kind, message.nbytes)
+    if came == wanted:
+        came += " of another dtype"
+    differ_in = "memory order" if (message.came_kind ^ message.kind) == FORTRAN else "dtype"
+    text = (f"rank {message.source} sent {came} with tag {message.came_tag}, rank {rank} receives {wanted}: "
+            f"{what_now}; both ends need the same {differ_in}")
+    return Mismatch(text, rank=message.source, op="recv", calls=(f"send({came})", f"recv({wanted})"))
+
+
+cdef object truncated(Message *message, int rank):
+    return Truncated(
+        f"the message from rank {message.source} with tag {message.came_tag} is "
+        f"{described(message.came_kind, message.came_nbytes)}, rank {rank} has room for "
+        f"{described(message.kind, message.nbytes)}: this message is lost; probe() returns the size beforehand",
+        rank=message.source, op="recv")
+
+
+# Return what the call that waited for a message returns. Raise the error of one that could not be received.
+cdef object result_of(Message *message, int rank):
+    if message.failure == NO_FAILURE:
+        return None if message.is_send or message.state == WITHDRAWN else status_of(message)
+    if message.failure == OTHER_ITEMS:
+        raise mismatch(message, rank, "that message is lost, others are not")
+    raise truncated(message, rank)
+
+
+# ---- transfers ------------------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class Transfer:
+    """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the background does.
+
+    In asyncio, `await transfer` returns what `wait` returns.
+    """
+
+    __class_getitem__ = classmethod(GenericAlias)   # Transfer[None] in annotations
+
+    def __init__(self):
+        raise TypeError("a transfer is made by isend or irecv")
 
     def __dealloc__(self):
         release(&self.operand)
@@ -73,6 +183,146 @@ cdef class PendingMessage:
         release(&self.operand)
         self.kept = None
 
+    @cython.nonecheck(True)   # Transfer.__new__ alone makes one without a communicator
+    def done(self):
+        """Advance the transfer without blocking, and return whether it is complete.
+
+        Returns
+        -------
+        bool
+            True if x may be used again.
+
+        Raises
+        ------
+        Error
+            If the communicator has ended, or a rank that the transfer needs has died or left, as `wait`. There is no
+            timeout.
+        """
+        if not self.is_released:
+            self.endpoint.begin()
+            try:
+                is_complete = self.endpoint.poll_message(&self.message, True)
+            finally:
+                self.endpoint.end()
+            return is_complete
+        return True
+
+    @cython.nonecheck(True)
+    def wait(self, timeout=None):
+        """Block until the transfer is complete.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds, 0 or more. None: the communicator's timeout, which ends the communicator.
+
+        Returns
+        -------
+        Status or None
+            The `Status` for a receive. None for a send, and for a receive that `cancel` has withdrawn.
+
+        Raises
+        ------
+        TimeoutError
+            After `timeout` seconds. The transfer goes on.
+        TypeError, ValueError
+            For a wrong timeout.
+        Error
+            As `recv`.
+        """
+        cdef uint64_t timeout_ns = ns_of(self.endpoint.engine.timeout_s) if timeout is None else wait_ns_of(timeout)
+        if not self.is_released:
+            self.endpoint.begin()
+            try:
+                self.endpoint.wait_complete(&self.message, timeout_ns, timeout is None)
+            finally:
+                self.endpoint.end()
+        return result_of(&self.message, self.endpoint.matching.rank)
+
+    def result(self, timeout=None):
+        """Return what `wait` returns. `Work` has a method of the same name.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds, as in `wait`.
+
+        Returns
+        -------
+        Status or None
+            As `wait`.
+
+        Raises
+        ------
+        TimeoutError, TypeError, ValueError, Error
+            As `wait`.
+        """
+        return self.wait(timeout)
+
+    @cython.nonecheck(True)
+    def cancel(self):
+        """Withdraw a receive that has not matched a message, and return whether it is withdrawn.
+
+        Returns
+        -------
+        bool
+            True: x is unchanged and may be used again, and the transfer is done. False if a message has matched the
+            receive, which then goes on, and for a send: sends are not withdrawn.
+
+        Raises
+        ------
+        Error
+            If the communicator has ended.
+        """
+        cdef bint is_withdrawn
+        if self.is_released:
+            return self.message.state == WITHDRAWN
+        self.endpoint.begin()
+        try:
+            is_withdrawn = not self.message.is_send and self.message.state == POSTED
+            if is_withdrawn:
+                withdraw(&self.endpoint.matching, &self.message)
+                self.message.state = WITHDRAWN
+                self.endpoint.matching.npending -= 1
+        finally:
+            self.endpoint.end()
+        if is_withdrawn:
+            self.release_arrays()
+            self.endpoint.transfers.discard(self)
+        return is_withdrawn
+
+    def _wait_no_longer(self, waited_s):
+        """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts.
+
+        If it is not complete and `waited_s` has reached the communicator's timeout, the communicator ends, as in
+        `wait`.
+        """
+        if not self.done():
+            self._check_waited(waited_s)
+        return self.wait()
+
+    def __await__(self):
+        """Wait in asyncio: poll the transfer, and let other coroutines run between polls.
+
+        It raises if the peer ends, or after the communicator's timeout, as `wait` without a timeout does.
+        """
+        return awaitable.result_of_transfer(self).__await__()
+
+    def _check_waited(self, double waited_s):
+        """Raise as `wait` does after the communicator's timeout, if `waited_s` has reached it."""
+        cdef uint64_t timeout_ns = ns_of(self.endpoint.engine.timeout_s)
+        cdef int culprit = self.endpoint.matching.rank if self.message.peer == ANY else self.message.peer
+        if not self.is_released and waited_s * 1e9 >= timeout_ns:
+            self.endpoint.raise_for(LATE, &self.message, culprit, timeout_ns, True)
+
+    def __repr__(self):
+        progress = "not complete"
+        if self.is_released:
+            progress = "cancelled" if self.message.state == WITHDRAWN else "complete"
+        return f"<shmring.Transfer: {pattern_text(&self.message)}, {progress}>"
+
+
+# ---- the endpoint ---------------------------------------------------------------------------------------------------
 
 @cython.no_gc_clear   # __dealloc__ needs the engine
 cdef class Endpoint:
@@ -182,23 +432,23 @@ cdef class Endpoint:
     # If another thread has begun a call meanwhile, that call releases the rest at its end. Waiting for it could
     # deadlock: it may wait for a collective that only this thread, the progress thread, advances.
     cdef void release_completed(self) noexcept:
-        cdef PendingMessage pending
+        cdef Transfer transfer
         while self.acquire_stepper_between_calls():
-            pending = self.next_completed()
+            transfer = self.next_completed()
             sr_flag_release(&self.matching.stepper)
-            if pending is None:
+            if transfer is None:
                 return
-            pending.release_arrays()
+            transfer.release_arrays()
             if self.transfers is not None:
-                self.transfers.discard(pending)
-            pending = None   # before the stepper is taken again
+                self.transfers.discard(transfer)
+            transfer = None   # before the stepper is taken again
 
-    cdef PendingMessage next_completed(self):
+    cdef Transfer next_completed(self):
         cdef Message *message = self.matching.completed
         if message == NULL:
             return None
         self.matching.completed = message.next
-        return <PendingMessage> message.owner
+        return <Transfer> message.owner
 
     # Keep a message that a matched probe took and that is not received, until the next call discards it. Any destructor
     # may run this at any time.
@@ -267,15 +517,15 @@ cdef class Endpoint:
     # True if a call of another thread may send or receive any of these bytes, or if a pending transfer does. False once
     # the communicator has ended.
     cdef bint is_in_transfer(self, uintptr_t address, size_t nbytes) except -1:
-        cdef PendingMessage pending
+        cdef Transfer transfer
         if self.engine.closed_because is not None or sr_flag_load(&self.engine.g.header.abort) != SR_NO_ABORT:
             return False
         if self.is_messaging:
             return True
         if self.transfers is not None:
-            for pending in self.transfers:
-                if pending.message.state != COMPLETE and bytes_overlap(
-                        pending.message.data, pending.message.nbytes, <const void *> address, nbytes):
+            for transfer in self.transfers:
+                if transfer.message.state != COMPLETE and bytes_overlap(
+                        transfer.message.data, transfer.message.nbytes, <const void *> address, nbytes):
                     return True
         return False
 

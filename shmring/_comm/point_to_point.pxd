@@ -3,15 +3,8 @@ from libc.stdint cimport int64_t, uint64_t
 
 from .._arrays.operands cimport Operand
 from .._p2p.messages cimport Message, UnexpectedMessage
-from .endpoint cimport Endpoint, PendingMessage
+from .endpoint cimport Endpoint
 from .object_collectives cimport ObjectCollectives
-
-
-cdef class Status:
-    cdef readonly int source
-    cdef readonly int64_t tag
-    cdef readonly size_t count, nbytes
-    cdef uint64_t kind
 
 
 cdef class ProbedMessage
@@ -42,14 +35,8 @@ cdef class Messages(ObjectCollectives):
     cdef int recv_bytes(self, void *data, size_t nbytes, int source, int64_t tag, Envelope *envelope) except -1
     cdef bytes recv_new_bytes(self, int source, int64_t tag, Envelope *envelope)
     cdef int set_envelope_of(self, Message *message, Envelope *envelope) except -1
-    cdef object result_of(self, Message *message)
     cdef object result_of_received(self, Message *message)
     cdef int rank_number(self, object rank, str what, bint may_be_any) except -2
-
-
-cdef class Transfer(PendingMessage):
-    cdef Messages comm
-    cdef Endpoint endpoint
 
 
 cdef class ProbedMessage:

@@ -1,7 +1,6 @@
-# Point-to-point messages: from Python's arguments to posted messages, and from completed messages to results.
+# The calls of point-to-point messages: from Python's arguments to posted messages, which `endpoint` moves.
 
 import operator
-from types import GenericAlias
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -11,17 +10,15 @@ from libc.string cimport memset
 
 from .._arrays.objects cimport bytes_room, pack, unpack
 from .._arrays.operands cimport Operand, release, storage_of, take
-from .._core.group cimport LATE, OPAQUE, bytes_overlap
-from .._core.kernels cimport SR_DTYPES, SR_U8, dtype_nbytes
-from .._core.timeouts cimport timeout_ns_of, wait_ns_of
-from .._p2p.matching cimport withdraw
-from .._p2p.messages cimport ANY, NO_FAILURE, OTHER_ITEMS, POSTED, WITHDRAWN, Message, UnexpectedMessage
-from .endpoint cimport Endpoint, PendingMessage, pattern_text
+from .._core.group cimport OPAQUE, bytes_overlap
+from .._core.kernels cimport SR_U8
+from .._core.timeouts cimport timeout_ns_of
+from .._p2p.messages cimport ANY, NO_FAILURE, Message, UnexpectedMessage
+from .endpoint cimport (
+    FORTRAN, ITEM_SHIFT, MOST_ITEM_NBYTES, OBJECT, PICKLE, SIGNATURE_SHIFT, Endpoint, Transfer, is_object, mismatch,
+    result_of, status_of,
+)
 from .object_collectives cimport ObjectCollectives
-
-from . import awaitable
-from .._diagnostics.flight_recorder import DTYPES
-from ..errors import Mismatch, Truncated
 
 ANY_SOURCE = ANY
 ANY_TAG = ANY
@@ -30,12 +27,6 @@ ANY_TAG = ANY
 # ---- descriptions of messages ----------------------------------------------------------------------------------
 
 cdef enum:
-    OBJECT = OPAQUE + 1      # dtype of a frame of _arrays/objects.pyx that is an array
-    PICKLE = OPAQUE + 2      # ... and of one that is a pickle
-    MOST_ITEM_NBYTES = (1 << 23) - 1
-    FORTRAN = 1 << 8         # bits of a kind above the dtype's number: memory order, then for opaque items
-    ITEM_SHIFT = 9           # ... their size
-    SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
     OUT_OF_RANGE = -3        # neither a rank nor a tag
     SMALL_OBJECT_NBYTES = 1024   # of a pickle that is received at once
 
@@ -52,72 +43,6 @@ cdef uint64_t kind_of(Operand *operand) except? 0:
     if nbytes > MOST_ITEM_NBYTES:
         raise ValueError(f"one item of x has {nbytes} bytes; items of a message may have {MOST_ITEM_NBYTES}")
     return kind | nbytes << ITEM_SHIFT | signature << SIGNATURE_SHIFT
-
-
-cdef size_t item_nbytes(uint64_t kind) noexcept:
-    cdef uint32_t dtype = <uint32_t> kind & 0xff
-    if dtype == OPAQUE:
-        return max(kind >> ITEM_SHIFT & MOST_ITEM_NBYTES, <uint64_t> 1)
-    return dtype_nbytes(dtype) if dtype < SR_DTYPES else 1
-
-
-cdef inline bint is_object(uint64_t kind) noexcept:
-    return kind == OBJECT or kind == PICKLE
-
-
-cdef object dtype_name(uint64_t kind):
-    cdef uint32_t dtype = <uint32_t> kind & 0xff
-    return DTYPES[dtype] if dtype < SR_DTYPES else None
-
-
-cdef str described(uint64_t kind, size_t nbytes):
-    cdef uint32_t dtype = <uint32_t> kind & 0xff
-    if is_object(dtype):
-        return "an object"
-    name = dtype_name(kind) or f"{item_nbytes(kind)}-byte items"
-    return f"{name}[{nbytes // item_nbytes(kind)}]" + (" in Fortran order" if kind & FORTRAN else "")
-
-
-@cython.final
-@cython.freelist(16)
-cdef class Status:
-    """Properties of a received or waiting message. `recv` and `probe` return it.
-
-    Attributes
-    ----------
-    source : int
-        The rank that sent it.
-    tag : int
-        The tag that it was sent with.
-    count : int
-        Number of elements.
-    nbytes : int
-        Bytes of all elements.
-    """
-
-    @property
-    def dtype(self):
-        """Name of the dtype; None for one that cannot be reduced, such as a structure."""
-        return dtype_name(self.kind)
-
-    def __repr__(self):
-        return (f"Status(source={self.source}, tag={self.tag}, count={self.count}, nbytes={self.nbytes}, "
-                f"dtype={self.dtype!r})")
-
-    def __reduce__(self):
-        return new_status, (self.source, self.tag, self.nbytes, self.kind)
-
-
-cdef Status status_of(Message *message):
-    return new_status(message.source, message.came_tag, message.came_nbytes, message.came_kind)
-
-
-cpdef Status new_status(int source, int64_t tag, uint64_t nbytes, uint64_t kind):
-    """Return a status, as its pickle does."""
-    cdef Status status = Status.__new__(Status)
-    status.source, status.tag, status.nbytes, status.kind = source, tag, nbytes, kind
-    status.count = nbytes // item_nbytes(kind)
-    return status
 
 
 # Return the number; OUT_OF_RANGE if 64 bits cannot hold it.
@@ -143,25 +68,6 @@ cdef uint32_t context_number(object context) except? 2:
     if not 0 <= number <= 1:
         raise ValueError(f"context is {context!r}; it must be 0, or 1 for messages of a library")
     return number
-
-
-cdef object mismatch(Message *message, int rank, str what_now):
-    came = described(message.came_kind, message.came_nbytes)
-    wanted = "an object" if is_object(message.kind) else described(message.kind, message.nbytes)
-    if came == wanted:
-        came += " of another dtype"
-    differ_in = "memory order" if (message.came_kind ^ message.kind) == FORTRAN else "dtype"
-    text = (f"rank {message.source} sent {came} with tag {message.came_tag}, rank {rank} receives {wanted}: "
-            f"{what_now}; both ends need the same {differ_in}")
-    return Mismatch(text, rank=message.source, op="recv", calls=(f"send({came})", f"recv({wanted})"))
-
-
-cdef object truncated(Message *message, int rank):
-    return Truncated(
-        f"the message from rank {message.source} with tag {message.came_tag} is "
-        f"{described(message.came_kind, message.came_nbytes)}, rank {rank} has room for "
-        f"{described(message.kind, message.nbytes)}: this message is lost; probe() returns the size beforehand",
-        rank=message.source, op="recv")
 
 
 cdef inline bint have_common_bytes(const Message *a, const Message *b) noexcept:
@@ -786,7 +692,7 @@ cdef class Messages(ObjectCollectives):
 
     cdef int set_envelope_of(self, Message *message, Envelope *envelope) except -1:
         if message.failure != NO_FAILURE:
-            self.result_of(message)   # raises
+            result_of(message, self.own_rank)   # raises
         envelope.source, envelope.tag, envelope.nbytes = message.source, message.came_tag, message.came_nbytes
         return 0
 
@@ -796,172 +702,11 @@ cdef class Messages(ObjectCollectives):
     # ends the communicator.
     cdef object result_of_received(self, Message *message):
         try:
-            return self.result_of(message)
+            return result_of(message, self.own_rank)
         except BaseException as error:
             if message.failure == NO_FAILURE:
                 self.engine.abort_by_exception(error, False, True)
             raise
-
-    cdef object result_of(self, Message *message):
-        cdef int rank = self.own_rank
-        if message.failure == NO_FAILURE:
-            return None if message.is_send or message.state == WITHDRAWN else status_of(message)
-        if message.failure == OTHER_ITEMS:
-            raise mismatch(message, rank, "that message is lost, others are not")
-        raise truncated(message, rank)
-
-
-# ---- transfers -----------------------------------------------------------------------------------------------------
-
-@cython.final
-cdef class Transfer(PendingMessage):
-    """A message that `isend` or `irecv` has begun. Calls that send or receive advance it, else the background does.
-
-    In asyncio, `await transfer` returns what `wait` returns.
-    """
-
-    __class_getitem__ = classmethod(GenericAlias)   # Transfer[None] in annotations
-
-    def __init__(self):
-        raise TypeError("a transfer is made by isend or irecv")
-
-    @cython.nonecheck(True)   # Transfer.__new__ alone makes one without a communicator
-    def done(self):
-        """Advance the transfer without blocking, and return whether it is complete.
-
-        Returns
-        -------
-        bool
-            True if x may be used again.
-
-        Raises
-        ------
-        Error
-            If the communicator has ended, or a rank that the transfer needs has died or left, as `wait`. There is no
-            timeout.
-        """
-        if not self.is_released:
-            self.endpoint.begin()
-            try:
-                is_complete = self.endpoint.poll_message(&self.message, True)
-            finally:
-                self.endpoint.end()
-            return is_complete
-        return True
-
-    @cython.nonecheck(True)
-    def wait(self, timeout=None):
-        """Block until the transfer is complete.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds, 0 or more. None: the communicator's timeout, which ends the communicator.
-
-        Returns
-        -------
-        Status or None
-            The `Status` for a receive. None for a send, and for a receive that `cancel` has withdrawn.
-
-        Raises
-        ------
-        TimeoutError
-            After `timeout` seconds. The transfer goes on.
-        TypeError, ValueError
-            For a wrong timeout.
-        Error
-            As `recv`.
-        """
-        cdef uint64_t timeout_ns = self.comm.default_timeout_ns if timeout is None else wait_ns_of(timeout)
-        if not self.is_released:
-            self.endpoint.begin()
-            try:
-                self.endpoint.wait_complete(&self.message, timeout_ns, timeout is None)
-            finally:
-                self.endpoint.end()
-        return self.comm.result_of(&self.message)
-
-    def result(self, timeout=None):
-        """Return what `wait` returns. `Work` has a method of the same name.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds, as in `wait`.
-
-        Returns
-        -------
-        Status or None
-            As `wait`.
-
-        Raises
-        ------
-        TimeoutError, TypeError, ValueError, Error
-            As `wait`.
-        """
-        return self.wait(timeout)
-
-    @cython.nonecheck(True)
-    def cancel(self):
-        """Withdraw a receive that has not matched a message, and return whether it is withdrawn.
-
-        Returns
-        -------
-        bool
-            True: x is unchanged and may be used again, and the transfer is done. False if a message has matched the
-            receive, which then goes on, and for a send: sends are not withdrawn.
-
-        Raises
-        ------
-        Error
-            If the communicator has ended.
-        """
-        cdef bint is_withdrawn
-        if self.is_released:
-            return self.message.state == WITHDRAWN
-        self.endpoint.begin()
-        try:
-            is_withdrawn = not self.message.is_send and self.message.state == POSTED
-            if is_withdrawn:
-                withdraw(&self.endpoint.matching, &self.message)
-                self.message.state = WITHDRAWN
-                self.endpoint.matching.npending -= 1
-        finally:
-            self.endpoint.end()
-        if is_withdrawn:
-            self.release_arrays()
-            self.endpoint.transfers.discard(self)
-        return is_withdrawn
-
-    def _wait_no_longer(self, waited_s):
-        """Wait without a timeout, for a caller that has already waited `waited_s` seconds in parts.
-
-        If it is not complete and `waited_s` has reached the communicator's timeout, the communicator ends, as in
-        `wait`.
-        """
-        if not self.done():
-            self._check_waited(waited_s)
-        return self.wait()
-
-    def __await__(self):
-        """Wait in asyncio: poll the transfer, and let other coroutines run between polls.
-
-        It raises if the peer ends, or after the communicator's timeout, as `wait` without a timeout does.
-        """
-        return awaitable.result_of_transfer(self).__await__()
-
-    def _check_waited(self, double waited_s):
-        """Raise as `wait` does after the communicator's timeout, if `waited_s` has reached it."""
-        cdef uint64_t timeout_ns = self.comm.default_timeout_ns
-        cdef int culprit = self.endpoint.matching.rank if self.message.peer == ANY else self.message.peer
-        if not self.is_released and waited_s * 1e9 >= timeout_ns:
-            self.endpoint.raise_for(LATE, &self.message, culprit, timeout_ns, True)
-
-    def __repr__(self):
-        progress = "not complete"
-        if self.is_released:
-            progress = "cancelled" if self.message.state == WITHDRAWN else "complete"
-        return f"<shmring.Transfer: {pattern_text(&self.message)}, {progress}>"
 
 
 # ---- messages that a matched probe took ---------------------------------------------------------------------------

@@ -10,7 +10,8 @@ cimport cython
 
 from .._comm.collectives cimport plan_of
 from .._comm.comm cimport Comm as ShmringComm
-from .._comm.point_to_point cimport Envelope, Status as Received, Transfer
+from .._comm.endpoint cimport Status as Received, Transfer
+from .._comm.point_to_point cimport Envelope
 from .._comm.work cimport Work
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,

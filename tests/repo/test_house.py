@@ -166,7 +166,7 @@ HOUSE_WORDS = {
     r"\bLine\((socket|connection|ours)|import Line\b": "FramedSocket",
     r"\bJoinAttempt\b|\bAttempt\b|\battempt_of\b": "JoinRequest",
     r"\bsleep_among_neighbours\b|\bneighbours = ": "local ranks",
-    r"\bclass Begun\b|\bBegun\(|import Begun\b": "CommParts, PendingMessage",
+    r"\bclass Begun\b|\bBegun\(|import Begun\b": "CommParts, Transfer",
     r"\bElectorate\b": "Ballot",
     r"\bOver\(|import Over\b|: Over\b": "FailedComm",
     r"\bsr_nap\w*|\bSR_NAP_\w+|\bnap_\w+|\bNAP_NS\b": "wait set, sleep",
