@@ -13,11 +13,13 @@ from .._core.kernels cimport SR_AVG, SR_WIRE_NATIVE
 from .._core.schedule cimport sr_slice_begin_grained
 from .._core.segment cimport SR_CACHE_LINE
 from .context cimport (
-    MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, are_results_encoded, begin_local,
-    blocked_on_conns, choose_partials, encode_alike, encode_and_keep, finish_internode, fold_hosts, fold_some,
-    fragment_at, have_room, host_of_batch, index_of_other, inter_of, is_partial_itself, is_wanted_on, lay_out,
-    nbytes_on_wire, new_local, new_reduction, nfragments, rank_at, receive_from, receive_partial, result_nbytes,
-    send_partial, send_to, summands,
+    MOST_UNDER_WAY, OTHER_SLICES, SR_CONN_QUEUE, Fragment, InterNode, begin_local, blocked_on_conns, finish_internode,
+    fragment_at, have_room, host_of_batch, index_of_other, inter_of, is_wanted_on, lay_out, new_local, nfragments,
+    rank_at, receive_from, send_to,
+)
+from .partials cimport (
+    are_results_encoded, choose_partials, encode_alike, encode_and_keep, fold_hosts, fold_some, is_partial_itself,
+    nbytes_on_wire, new_reduction, receive_partial, result_nbytes, send_partial, summands,
 )
 
 
