@@ -1,4 +1,4 @@
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from .._arrays.operands cimport Operand
 from .._core.group cimport Call
@@ -39,9 +39,6 @@ cdef class Collectives:
     cdef int root_number(self, object root) except -1
 
 
-cdef uint32_t signature_of(object given) noexcept
-
-
 cdef class Plan:
     cdef Collectives comm
     cdef Call c
@@ -59,6 +56,3 @@ cdef class Plan:
 
 # Return the plan of a collective, to `run_call` or `issue`. The arguments are those of Plan.prepare.
 cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, object out)
-
-
-cdef uint16_t priority_code(object priority) except? 0

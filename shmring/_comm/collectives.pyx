@@ -2,29 +2,26 @@
 # result, take the arrays, describe the call, let the engine run it. Work, a call in the background, is in `work`.
 
 import inspect
-import operator
 
 cimport cython
-from cpython.complex cimport PyComplex_Check
-from cpython.float cimport PyFloat_Check
-from cpython.long cimport PyLong_Check
-from libc.stdint cimport uint16_t, uintptr_t
+from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
-from .._arrays.operands cimport (
-    Operand, can_read_while_writing, describe_items_of, dtype_name, has_items_of, item_count, release, storage_of, take,
-)
+from .._arrays.operands cimport Operand, describe_items_of, item_count, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, EXSCAN, GATHER, MOST_PRIORITY, REDUCE,
-    REDUCE_SCATTER, SCAN, SCATTER, Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split,
-    may_be_read_in_place, mixed, takes,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
+    Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split, may_be_read_in_place, takes,
 )
 from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
 from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_staging_offset
 from .._core.timeouts cimport ns_of, timeout_ns_of, timeout_s_of
 from .._internode.context cimport inter_of
 from .._internode.reductions cimport residual_count
+from .arguments cimport (
+    check_overlap, describe_out, has_x, is_number, is_rooted, number_named, options_of, overwrites_x, priority_code,
+    return_value_of, signature_of_given, takes_result, takes_wire,
+)
 from .work cimport Work, number_of
 
 import numpy as np
@@ -44,30 +41,6 @@ cdef dict WIRE_NUMBERS = {name: number for number, name in enumerate(WIRES)}
 cdef dict ALGORITHM_NUMBERS = {name: number for number, name in enumerate(ALGORITHMS)}
 cdef double MOST_LINGER_S = 0.05   # seconds; Ctrl-C is not handled meanwhile
 cdef dict KIND_NUMBERS = {name: number for number, name in enumerate(KINDS) if number <= BARRIER}
-
-
-# ---- properties of kinds -------------------------------------------------------------------------------
-
-cdef inline bint is_rooted(int kind) noexcept:
-    return kind == BROADCAST or kind == REDUCE or kind == SCATTER or kind == GATHER
-
-
-# True if the result is written to x unless an out is given.
-cdef inline bint overwrites_x(int kind) noexcept:
-    return kind == ALL_REDUCE or kind == REDUCE or kind == BROADCAST or kind == SCAN or kind == EXSCAN
-
-
-cdef inline bint is_number(object x) noexcept:
-    return PyFloat_Check(x) or PyLong_Check(x) or PyComplex_Check(x) or cnp.PyArray_CheckScalar(x)
-
-
-# True if partial results may be compressed between hosts.
-cdef inline bint takes_wire(Call *c) noexcept:
-    return c.kind == ALL_REDUCE or c.kind == REDUCE
-
-
-cdef str shown(Operand *operand):
-    return f"{dtype_name(operand)}[{item_count(operand, operand.count)}]"
 
 
 # ---- the collectives -----------------------------------------------------------------------------------------
@@ -845,53 +818,11 @@ cdef class Collectives:
         return number
 
 
-# True if the call takes an array x on `rank`. Its address may be NULL if it has no elements.
-cdef inline bint has_x(Call *c, int rank) noexcept:
-    return c.kind != SCATTER or rank == c.root
-
-
-# True if the call writes a result to `out` on `rank`.
-cdef inline bint takes_result(Call *c, int rank) noexcept:
-    if c.kind == GATHER or c.kind == REDUCE:
-        return rank == c.root
-    return True
-
-
 # The calls that a Mismatch shows have numbers of elements, not shapes, which only the rank itself knows.
 cdef int note_shape(object error, object x) except -1:
     if hasattr(x, "shape"):
         error.add_note(f"this rank's x has shape {tuple(x.shape)} and dtype {getattr(x, 'dtype', 'unknown')}")
     return 0
-
-
-# Return a 32-bit signature of shape[1:] and of the number of dimensions; with the count it tells shapes apart. The
-# fingerprint has room for its lowest 19 bits.
-cdef uint32_t signature_of(object given) noexcept:
-    cdef cnp.ndarray array = <cnp.ndarray> given
-    cdef uint64_t word = mixed(1 + cnp.PyArray_NDIM(array))
-    cdef int axis
-    for axis in range(1, cnp.PyArray_NDIM(array)):
-        word = mixed(word ^ <uint64_t> cnp.PyArray_DIM(array, axis))
-    return <uint32_t> (word >> 32)
-
-
-# As signature_of, for any x that a call takes. 0 for a vector: an object without a shape is one.
-cdef uint32_t signature_of_given(object x) except? 0:
-    cdef uint64_t word
-    if cnp.PyArray_CheckExact(x):
-        return 0 if cnp.PyArray_NDIM(<cnp.ndarray> x) == 1 else signature_of(x)
-    lengths = tuple(getattr(x, "shape", (0,)))
-    if len(lengths) == 1:
-        return 0
-    word = mixed(1 + <uint64_t> len(lengths))
-    for length in lengths[1:]:
-        word = mixed(word ^ <uint64_t> <Py_ssize_t> length)
-    return <uint32_t> (word >> 32)
-
-
-# The return value of the method.
-cdef inline object return_value_of(Call *c, int rank, object out):
-    return None if overwrites_x(c.kind) or not takes_result(c, rank) else out
 
 
 # Return the arguments of the method `kind` by name. A TypeError names the method, as it does if the method is called.
@@ -916,29 +847,6 @@ cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
         if not cnp.PyArray_CheckExact(given) or cnp.PyArray_NDIM(given) == 0 or cnp.PyArray_DIM(given, 0) % size:
             shapes.rows_of_a_part(tuple(getattr(given, "shape", (item_count(x, x.count),))), size)
         c.count = x.count // size
-    return 0
-
-
-cdef int describe_out(Call *c, Operand *x, Operand *out, int rank, size_t nranks) except -1:
-    cdef size_t npieces = nranks if is_joined(c) else 1
-    c.out = out.data
-    if not has_x(c, rank):
-        c.count = out.count
-        describe_items_of(c, out)
-        x = out
-    if not has_items_of(c, out) or out.count != c.count * npieces:
-        raise ValueError(
-            f"out is {shown(out)}, x is {shown(x)}: out has to have the same dtype and a count of "
-            f"{item_count(x, c.count * npieces)}")
-    if out.fortran != c.order:
-        raise ValueError("out and x differ in memory order (C and Fortran); give both the same")
-    return 0
-
-
-cdef int check_overlap(Call *c, int rank) except -1:
-    if not can_read_while_writing(c.x, c.x_nbytes, c.out, c.out_nbytes, rank):
-        raise ValueError("out and x overlap in part; out must be x itself (or this rank's part of it, "
-                         "or have x as this rank's part) or disjoint from it")
     return 0
 
 
@@ -1030,31 +938,3 @@ cdef Plan plan_of(Collectives comm, int kind, object x, object op, object root, 
     cdef Plan plan = Plan.__new__(Plan)
     plan.prepare(comm, kind, x, op, root, out, None, None, None, None)
     return plan
-
-
-# ---- small arguments -----------------------------------------------------------------------------------------
-
-# Return the number of a name. what: the argument, for the ValueError of another name.
-cdef int number_named(dict numbers, object name, str what) except -1:
-    number = numbers.get(name) if isinstance(name, str) else None
-    if number is None:
-        raise ValueError(f"{what} is {name!r}; allowed: {', '.join(numbers)}")
-    return number
-
-
-# Return the options of a call for `run`; None if there are none.
-cdef inline tuple options_of(object wire, object group_size, object priority):
-    return None if wire is None and group_size is None and priority is None else (wire, group_size, priority)
-
-
-# The priority as it is stored in a call: 0 for none, else 1 to 2 * MOST_PRIORITY + 1.
-cdef uint16_t priority_code(object priority) except? 0:
-    if priority is None:
-        return 0
-    try:
-        number = operator.index(priority)
-    except TypeError:
-        raise TypeError(f"priority is {priority!r}; it must be an integer, or None") from None
-    if not -MOST_PRIORITY <= number <= MOST_PRIORITY:
-        raise ValueError(f"priority is {number}; it must be {-MOST_PRIORITY} to {MOST_PRIORITY}")
-    return number + MOST_PRIORITY + 1

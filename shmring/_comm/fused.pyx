@@ -14,7 +14,7 @@ from .._core.segment cimport SR_CACHE_LINE
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.engine cimport IN_ANY
 from .._engine.queue cimport Task
-from .collectives cimport priority_code
+from .arguments cimport priority_code
 from .vector cimport VectorCollectives
 from .work cimport Work
 

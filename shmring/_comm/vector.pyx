@@ -21,7 +21,8 @@ from .._core.timeouts cimport timeout_ns_of
 from .._engine.engine cimport IN_ANY, Engine
 from .._engine.queue cimport TO_BE_DESCRIBED
 from .._internode.context cimport remote
-from .collectives cimport Collectives, signature_of
+from .arguments cimport signature_of
+from .collectives cimport Collectives
 from .work cimport Work
 
 import numpy as np
