@@ -312,14 +312,12 @@ class Gathering:
         self._acceptor.watch(sock, lambda: self._receive_from_rank(hello.rank, sock))
 
     def _receive_from_rank(self, rank: int, sock: FramedSocket) -> None:
-        try:
+        with handshake.frames_of(rank):
             packet = sock.receive(handshake.FRAME_NBYTES)
             if packet:
                 self._handle_frame(rank, packet)
             elif packet is not None:
                 raise self._lose(rank)
-        except BadFrame as error:
-            raise Error(f"rank {rank} sent {error}", rank=rank) from error
 
     def _handle_frame(self, rank: int, packet: bytes) -> None:
         """Raise the error of a frame: a waiting rank sends a frame only to give up."""

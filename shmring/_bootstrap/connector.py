@@ -127,14 +127,12 @@ class Connector:
         At the timeout, ask the peer to give up: it knows the missing ranks, so all ranks raise the same
         error.
         """
-        try:
+        with handshake.frames_of(self._peer):
             packet = self._request.await_frame(sock, handshake.FRAME_NBYTES)
             if packet is None:
                 sock.send(handshake.pack_frame(handshake.GIVING_UP))
                 within = Deadline(_VERDICT_S)
                 packet = sock.await_frame(handshake.FRAME_NBYTES, within, POLL_S, self._request.check)
-        except BadFrame as error:
-            raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
         if packet is None:
             nprocs, timeout_s = self._request.world.nprocs, self._request.timeout_s
             raise Timeout(f"not all {nprocs} ranks came within {timeout_s:g} s; {WAIT_LONGER}")
@@ -142,10 +140,8 @@ class Connector:
 
     def _unpack(self, packet: bytes) -> int:
         """Return the kind of a frame that carries nothing but possibly an error. Raise the error."""
-        try:
+        with handshake.frames_of(self._peer):
             kind, failure = handshake.unpack_frame(packet)
-        except BadFrame as error:
-            raise Error(f"rank {self._peer} sent {error}", rank=self._peer) from error
         if failure is not None:
             raise failure
         return kind

@@ -14,7 +14,6 @@ from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
 from .acceptor import ended
 from .framed_socket import POLL_S, FramedSocket
-from .handshake import BadFrame
 
 _VERDICT_S = 0.5  # a rank waits this long for rank 0's answer to its own error
 
@@ -108,19 +107,17 @@ class Coordinator:
         """Wait for frames at most `wait_s` seconds, and handle one frame of each rank."""
         for fd, _ in self._poll.poll(max(0.0, wait_s) * 1000):
             rank = self._rank_of[fd]
-            try:
+            with handshake.frames_of(rank):
                 packet = self._socks[rank].receive(handshake.FRAME_NBYTES)
                 if packet is None:
                     continue
                 if not packet:
                     raise ended(rank)
                 kind, failure = handshake.unpack_frame(packet)
-            except BadFrame as error:
-                raise Error(f"rank {rank} sent {error}", rank=rank) from error
             if failure is not None:
                 self._take_verdict(failure)
             if kind != handshake.READY or rank in self._ready:
-                raise Error(f"rank {rank} sent a frame of kind {kind}, which was not expected", rank=rank)
+                raise handshake.unexpected(rank, kind)
             self._ready.add(rank)
 
     def _take_verdict(self, failure: Error) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .._system.deadline import Deadline
 from .._system.limits import explain
-from ..errors import WAIT_LONGER, Error, RankFailed, Timeout, agreed
+from ..errors import WAIT_LONGER, Error, RankFailed, Timeout
 from . import handshake
 from .framed_socket import CHECK_S, Check
 
@@ -77,8 +77,8 @@ class LocalSockets:
     def all_ready(self, *, check: Check, deadline: Deadline) -> None:
         """Block until every rank has called it. If a rank has ended or sent an error, all ranks raise it.
 
-        An error that another rank has sent is raised as an agreed error. If a rank ends after it has sent
-        READY, and others go on, nothing is raised here: the next step names it.
+        If a rank ends after it has sent READY, and others go on, nothing is raised here: the next step names
+        it.
         """
         frame = handshake.pack_frame(handshake.READY)
         if self.rank != 0:
@@ -187,7 +187,7 @@ class LocalSockets:
                 kind, error = _unpack(packet, 0)
                 failure = failure or error or (_no_room() if cut else None)
             if kind not in (handshake.READY, handshake.FAILED):
-                raise _unexpected(0, kind)
+                raise handshake.unexpected(0, kind)
         except BaseException:
             _close(socks)
             _close_fds(fds)
@@ -202,7 +202,7 @@ class LocalSockets:
             if failure is not None:
                 raise failure
             if kind != handshake.DESCRIPTOR or len(fds) != 1 or cut:
-                raise _no_room() if cut else _unexpected(0, kind)
+                raise _no_room() if cut else handshake.unexpected(0, kind)
         except BaseException:
             _close_fds(fds)
             raise
@@ -217,9 +217,9 @@ class LocalSockets:
                 _close_fds(fds)  # a rank that is out of step may have sent some
                 kind, error = _unpack(packet, rank)
                 if error is not None:
-                    raise agreed(error)
+                    raise error
                 if kind != handshake.READY:
-                    raise _unexpected(rank, kind)
+                    raise handshake.unexpected(rank, kind)
                 awaited.remove(rank)
 
     def _send(self, rank: int, frame: bytes, fd: int | None, check: Check, deadline: Deadline) -> None:
@@ -297,19 +297,13 @@ def _unpack(packet: bytes, rank: int) -> tuple[int, Error | None]:
     """Return (kind, error) of a rank's packet. Raise RankFailed if the packet is empty."""
     if not packet:
         raise _gone(rank)
-    try:
+    with handshake.frames_of(rank):
         return handshake.unpack_frame(packet)
-    except handshake.BadFrame as error:
-        raise Error(f"rank {rank} sent {error}", rank=rank) from error
 
 
 def _no_room() -> Error:
     """Return the error for descriptors that the kernel dropped, since the process has no room for them."""
     return explain(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "receiving a descriptor")
-
-
-def _unexpected(rank: int, kind: int) -> Error:
-    return Error(f"rank {rank} sent a frame of kind {kind}, which was not expected", rank=rank)
 
 
 def _gone(rank: int) -> RankFailed:

@@ -6,9 +6,11 @@ fixed layout, of at most 256 bytes until both sides have proven that they hold t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .. import __version__
@@ -50,6 +52,20 @@ class BadFrame(Exception):
         if self.version_differs:
             what = "a frame of another version of shmring"
         super().__init__(what or f"{len(packet)} bytes that are not a frame of this protocol")
+
+
+@contextlib.contextmanager
+def frames_of(rank: int) -> Iterator[None]:
+    """Raise a BadFrame of a rank that has proven itself as an Error that names the rank."""
+    try:
+        yield
+    except BadFrame as error:
+        raise Error(f"rank {rank} sent {error}", rank=rank) from error
+
+
+def unexpected(rank: int, kind: int) -> Error:
+    """Return the error for a frame that a rank has sent out of turn."""
+    return Error(f"rank {rank} sent a frame of kind {kind}, which was not expected", rank=rank)
 
 
 @dataclass(frozen=True)

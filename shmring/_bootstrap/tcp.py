@@ -218,15 +218,12 @@ class _TcpConnector(Connector):
         return True
 
     def _take_page(self, packet: bytes) -> None:
-        try:
+        with handshake.frames_of(0):
             if handshake.kind_of(packet) == handshake.TABLE:
                 self._nonce, page = host_map.unpack_page(packet, self._rows, self._request.world.nprocs)
                 self._rows += page
                 return
-        except BadFrame as error:
-            raise Error(f"rank 0 sent {error}", rank=0) from error
-        kind = self._unpack(packet)
-        raise Error(f"rank 0 sent a frame of kind {kind}, which was not expected", rank=0)
+        raise handshake.unexpected(0, self._unpack(packet))
 
     def _wrong_answer(self, error: BadFrame) -> str:
         return (

@@ -147,7 +147,7 @@ def _described(error: Exception) -> str:
 def _with_reasons(error: Exception | None, failures: list[str | None], rank: int) -> Exception:
     """Return this rank's error, with a note for each other rank that could not join."""
     if error is None:
-        error = agreed(Error("another rank could not join the larger communicator"))
+        error = Error("another rank could not join the larger communicator")
     for other, failure in enumerate(failures):
         if failure is not None and other != rank:
             error.add_note(f"rank {other} could not join: {failure}")
