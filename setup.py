@@ -45,7 +45,6 @@ CALLED = [
     "shmring/_comm/object_collectives.pyx",
     "shmring/_comm/point_to_point.pyx",
     "shmring/_comm/work.pyx",
-    "shmring/_p2p/broadcast_ends.pyx",
     "shmring/_p2p/ring_ends.pyx",
     "shmring/mpi4py/calls.pyx",
 ]

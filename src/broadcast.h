@@ -1,7 +1,7 @@
-/* A ring from one writer to several readers in shared memory: places of readers, room, and items that the writer drops.
-   Frames are those of spsc_ring.h. Each reader is a consumer with a `taken` of its own. The writer is a producer whose
-   `taken` is a copy in its private memory: the least of all readers, or the position up to which it has dropped items.
-   Nothing here waits. Everything that is read from shared memory is checked before it is used.
+/* A ring from one writer to one or several readers in shared memory: places of readers, room, and items that the writer
+   drops. Frames are those of spsc_ring.h. Each reader is a consumer with a `taken` of its own. The writer is a producer
+   whose `taken` is a copy in its private memory: the least of all readers, or the position up to which it has dropped
+   items. Nothing here waits. Everything that is read from shared memory is checked before it is used.
 
    If the writer drops items, a reader may copy bytes while the writer overwrites them. It then sees that `tail` has
    passed them, and discards the copy, as the reader of a sequence lock does. */
@@ -32,12 +32,13 @@ static inline size_t sr_broadcast_head_nbytes(uint64_t places)
 
 /* Prepare zeroed memory, before any other process maps it. */
 static inline void sr_broadcast_format(struct sr_broadcast *shared, uint64_t nbytes, uint32_t places, uint32_t reserved,
-                                       bool drops, uint64_t first)
+                                       bool drops, bool single_use, uint64_t first)
 {
     shared->nbytes = nbytes;
     shared->places = places;
     shared->reserved = reserved;
     shared->drops = drops;
+    shared->single_use = single_use;
     sr_flag_set(&shared->tail.value, first);
     for (uint32_t i = 0; i < places; i++) {
         sr_ring_format(&shared->reader[i].ring, first);
@@ -84,13 +85,17 @@ static inline int sr_broadcast_take_place(struct sr_broadcast *shared, uint32_t 
     return -1;
 }
 
-/* Free a reader's place: the reader leaves, or another process has found the owner dead. Nothing happens if the owner
-   has changed. Wakes the writer, which may wait for this reader. */
+/* Free a reader's place, or close it if it is for single use and has had an owner: the reader leaves, or another
+   process has found the owner dead. Nothing happens if the owner has changed. Wakes the writer, which may wait for this
+   reader. */
 static inline void sr_broadcast_leave(struct sr_broadcast *shared, uint32_t i, uint64_t owner)
 {
     struct sr_reader *reader = &shared->reader[i];
+    const uint32_t pid = sr_place_pid(owner);
+    const bool closes = shared->single_use && pid != 0;
     sr_flag_set(&reader->place.start_time, 0);
-    if (sr_flag_replace_ordered(&reader->place.owner, owner, SR_PLACE_FREE)) {
+    if (sr_flag_replace_ordered(&reader->place.owner, owner,
+                                closes ? sr_place_owner(pid, SR_PLACE_CLOSED) : SR_PLACE_FREE)) {
         sr_flag_count(&shared->changes.value);
         sr_event_signal(&reader->event);
     }
@@ -99,9 +104,11 @@ static inline void sr_broadcast_leave(struct sr_broadcast *shared, uint32_t i, u
 /* Return whether any process reads, or a place is kept for one. */
 static inline bool sr_broadcast_has_readers(const struct sr_broadcast *shared, uint32_t places)
 {
-    for (uint32_t i = 0; i < places; i++)
-        if (sr_place_state(sr_flag_load(&shared->reader[i].place.owner)) != SR_PLACE_FREE)
+    for (uint32_t i = 0; i < places; i++) {
+        const enum sr_place_state state = sr_place_state(sr_flag_load(&shared->reader[i].place.owner));
+        if (state != SR_PLACE_FREE && state != SR_PLACE_CLOSED)
             return true;
+    }
     return false;
 }
 

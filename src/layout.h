@@ -35,7 +35,6 @@
                         +----------------------------------------------+                                  */
 
 #define SR_MAGIC 0x676e69726d687362u       /* "bshmring": a segment of this layout */
-#define SR_QUEUE_MAGIC 0x33756575716d6873u /* "shmqueu3": a ring in memory of its own */
 #define SR_PAGE 4096u
 #define SR_CACHE_LINE 64u
 #define SR_LINE 128u            /* two cache lines: the adjacent-line prefetcher loads them as a pair */
@@ -256,32 +255,13 @@ struct sr_message_ring {
     struct sr_receipts receipts; /* for messages that went through the ring */
 };
 
-enum sr_side { SR_PRODUCER, SR_CONSUMER, SR_SIDES };
+enum sr_side { SR_PRODUCER, SR_CONSUMER };
 
-#define SR_ORIGIN_BEGIN 16 /* offset of `origin` in sr_queue and sr_broadcast */
+#define SR_ORIGIN_BEGIN 16 /* offset of sr_broadcast.origin */
 #define SR_ORIGIN_NBYTES 48
 
-/* A ring between two processes in memory of its own (the public class Ring). The ring's bytes begin on the next page.
-
-     0                  +----------------------------------------------+
-                        | sr_queue: liveness, events, the ring's head  |
-     4096               +----------------------------------------------+
-                        | bytes of the ring  (nbytes)                  |
-                        +----------------------------------------------+                                  */
-struct sr_queue {
-    uint64_t magic;                  /* W creator before any other process maps it; R both sides */
-    uint64_t nbytes;                 /* W creator, likewise: a power of two; R both sides */
-    unsigned char origin[SR_ORIGIN_NBYTES]; /* of ring_common.py: who made the ring, and who has pickled it */
-    uint32_t aborted;                /* 1: an exception ended the putting. W the side that puts, before it closes; R the
-                                        other side, once it sees this */
-    struct sr_liveness liveness[SR_SIDES]; /* W the process at that side, `state` first by compare-and-swap; R the other
-                                              side */
-    struct sr_event event[SR_SIDES]; /* that side sleeps on it; the other side signals it */
-    struct sr_ring ring;
-};
-
-/* A ring from one writer to several readers in memory of its own (the public class Broadcast; broadcast.h). Readers
-   never write to the frames. The ring's bytes begin at sr_broadcast_head_nbytes().
+/* A ring from one writer to one or several readers in memory of its own (the public classes Ring and Broadcast;
+   broadcast.h). Readers never write to the frames. The ring's bytes begin at sr_broadcast_head_nbytes().
 
      0                  +----------------------------------------------+
                         | sr_broadcast: the writer's place and event   |
@@ -297,7 +277,8 @@ enum sr_place_state {
     SR_PLACE_RESERVED, /* for a reader that has not come: the first frame is kept for it */
     SR_PLACE_JOINING,  /* a reader waits until the writer has admitted it */
     SR_PLACE_JOINED,
-    SR_PLACE_CLOSED,   /* the writer's place only: no more frames come */
+    SR_PLACE_CLOSED,   /* the owner has left, and no other process takes the place: the writer's, or a reader's if
+                          places are for single use */
 };
 
 struct sr_place {
@@ -316,11 +297,12 @@ struct sr_reader {
 };
 
 struct sr_broadcast {
-    uint64_t magic;            /* W creator before any other process maps it, R all, as all up to `drops` */
+    uint64_t magic;            /* W creator before any other process maps it, R all, as all up to `single_use` */
     uint64_t nbytes;           /* a power of two */
-    unsigned char origin[SR_ORIGIN_NBYTES]; /* as sr_queue.origin */
+    unsigned char origin[SR_ORIGIN_NBYTES]; /* of ring_common.py: who made the ring, and who has pickled it */
     uint32_t places, reserved; /* places of readers; places that are reserved at the beginning */
     uint32_t drops;            /* 1: the writer does not wait for readers */
+    uint32_t single_use;       /* 1: a reader's place has one owner, also after that process has left */
     uint32_t aborted;          /* 1: an exception ended the putting. W writer, before it closes; R readers, then */
     struct sr_place writer;
     struct sr_counter changes; /* W readers that take or leave a place, by fetch-and-add; R writer, which then looks at
@@ -331,7 +313,7 @@ struct sr_broadcast {
     struct sr_reader reader[]; /* `places` of them */
 };
 
-#define SR_BROADCAST_MAGIC 0x3274736163646273u /* "sbdcast2" */
+#define SR_BROADCAST_MAGIC 0x3374736163646273u /* "sbdcast3" */
 #define SR_MOST_READERS 1024u
 
 /* SR_REMOTE_ABORT: a rank of another host has notified all ranks. */
@@ -407,8 +389,6 @@ _Static_assert(sizeof(struct sr_header) <= SR_PAGE, "the header is one page");
 _Static_assert(sizeof(struct sr_frame) + SR_FRAME_INLINE_NBYTES == SR_CACHE_LINE, "a small message is one line");
 _Static_assert(sizeof(struct sr_offer) <= SR_FRAME_INLINE_NBYTES, "an offer is one line");
 _Static_assert(sizeof(struct sr_message_ring) <= SR_PAGE, "the head of a message ring is one page");
-_Static_assert(sizeof(struct sr_queue) <= SR_PAGE, "the head of a ring in memory of its own is one page");
-_Static_assert(offsetof(struct sr_queue, origin) == SR_ORIGIN_BEGIN, "Python finds the origin there");
 _Static_assert(offsetof(struct sr_broadcast, origin) == SR_ORIGIN_BEGIN, "Python finds the origin there");
 _Static_assert(sizeof(struct sr_place) == SR_LINE, "a place has its pair of cache lines for itself");
 _Static_assert((SR_LINES & (SR_LINES - 1)) == 0, "call lines are found by masking seq");

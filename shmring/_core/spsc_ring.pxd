@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from .kernels cimport sr_copy_fn
-from .segment cimport sr_counter, sr_event, sr_flag, sr_liveness
+from .segment cimport sr_counter, sr_event, sr_flag
 
 
 cdef extern from "layout.h" nogil:
@@ -20,16 +20,9 @@ cdef extern from "layout.h" nogil:
         uint64_t kind, kind_and_flags
     cdef struct sr_offer:
         uint64_t address, block
-    cdef struct sr_queue:
-        uint64_t magic, nbytes
-        uint32_t aborted
-        sr_liveness *liveness
-        sr_event *event
-        sr_ring ring
     cdef enum:
         SR_FRAME_FIRST, SR_FRAME_CUT, SR_FRAME_OFFER
         SR_RING_LEAST_NBYTES
-        SR_QUEUE_MAGIC
         SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES
         SR_PRODUCER, SR_CONSUMER
     cdef struct sr_place:
@@ -40,7 +33,7 @@ cdef extern from "layout.h" nogil:
         sr_event event
     cdef struct sr_broadcast:
         uint64_t magic, nbytes
-        uint32_t places, reserved, drops, aborted
+        uint32_t places, reserved, drops, single_use, aborted
         sr_place writer
         sr_counter tail
         sr_event event
@@ -62,7 +55,6 @@ cdef extern from "sync/flag.h" nogil:
 
 
 cdef extern from "sync/liveness.h" nogil:
-    bint sr_liveness_acquire(sr_liveness *)
     int sr_process_open(int pid)
     bint sr_process_has_ended(int descriptor)
     void sr_process_close(int descriptor)
@@ -133,7 +125,7 @@ cdef extern from "broadcast.h" nogil:
     enum: SR_FRAME_CONTINUED
     size_t sr_broadcast_head_nbytes(uint64_t places)
     void sr_broadcast_format(sr_broadcast *, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops,
-                             uint64_t first)
+                             bint single_use, uint64_t first)
     bint sr_broadcast_is_valid(const sr_broadcast *, uint64_t memory_nbytes, uint64_t nbytes, uint64_t places)
     sr_place_state sr_place_get_state "sr_place_state"(uint64_t owner)
     uint32_t sr_place_pid(uint64_t owner)

@@ -12,8 +12,7 @@ offers                    messages that are copied once; `messages` has the stru
 
 ring, broadcast           `shmring.Ring` and `shmring.Broadcast`, which need no communicator
     |
-ring_common               what both do in Python: memory, pickling, dtypes
+ring_common               their common part in Python: memory, pickling, dtypes, errors
     |
-ring_ends                 what both do in a call: putting, getting, waiting; constants in ring_frames
-  ^-- broadcast_ends      a ring with several readers
+ring_ends                 one call: putting, getting, places of readers, waiting; constants in ring_frames
 """

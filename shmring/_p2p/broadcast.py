@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from .._arguments import integer
-from ..errors import Closed, RankFailed
-from .broadcast_ends import MOST_READERS, BroadcastEnds
-from .ring_common import DEFAULT_NBYTES, RingBase, cause_of_death, rounded
+from ..errors import Closed
+from .ring_common import DEFAULT_NBYTES, RingBase
+from .ring_ends import MOST_READERS
 
 
-class Broadcast(RingBase, BroadcastEnds):
+class Broadcast(RingBase):
     """A queue from one process to several others: every reader gets every item, in order.
 
     Create it and send it to the other processes. It travels as an argument of `multiprocessing.Process`,
@@ -81,35 +81,64 @@ class Broadcast(RingBase, BroadcastEnds):
                 f"readers is {readers} and most_readers is {most_readers}; there must be 1 to {MOST_READERS} "
                 "readers, and no more readers than most_readers"
             )
-        size = rounded(nbytes)
-        self._make(
-            self._head_nbytes(places),
-            size,
-            "a broadcast ring",
-            lambda address: self._format(address, size, places, reserved, drop),
-        )
+        self._make(nbytes, places=places, reserved=reserved, drops=drop)
 
     def __repr__(self) -> str:
         if self.closed_because:
             return "<shmring.Broadcast, closed>"
         return f"<shmring.Broadcast of {self.nbytes} bytes, readers: {self.readers}>"
 
-    # -- methods that BroadcastEnds calls --
+    def put_object(self, obj: object, timeout: float | None = None, *, block: bool = True) -> None:
+        """Pickle an object, and wait until all of it is in the ring. Its arrays are not copied before.
 
-    def _cause_of_death(self, pid: int, start_time: int) -> str | None:
-        return cause_of_death(pid, start_time)
+        Parameters
+        ----------
+        obj : object
+            Anything that can be pickled.
+        timeout : float, optional
+            Seconds; None waits for ever.
+        block : bool
+            As in `put`.
 
-    def _poll_writer(self, pid: int, start_time: int, readers: set[int]) -> None:
-        """Raise RankFailed if the writer is gone, or can never come. pid 0: it has not come yet."""
-        if pid:
-            if cause := cause_of_death(pid, start_time):
-                raise RankFailed(f"the process that puts into this ring is gone: {cause}", cause=cause)
-        elif cause := self._why_none_comes(readers):
-            raise RankFailed(f"nobody puts into this ring: {cause}", cause=cause)
+        Raises
+        ------
+        Timeout, Closed, RankFailed, ValueError
+            As `put`.
+        """
+        self._put_object(obj, timeout, block)
 
-    def _closed_there(self, is_writer: bool) -> Exception:
-        if not is_writer:
-            return Closed("the process that puts into this ring has closed it")
-        if cause := self._last_death:
-            return RankFailed(f"no process gets from this ring any more: {cause}", cause=cause)
-        return Closed("all processes that get from this ring have closed it")
+    def get_object(self, timeout: float | None = None, *, block: bool = True) -> Any:
+        """Return the next item: an object unpickled, bytes and arrays as `get` returns them.
+
+        Unpickling runs code that the pickle names, so only get from processes that you trust.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits for ever.
+        block : bool
+            As in `get`.
+
+        Returns
+        -------
+        object
+            The item. Arrays in it are writable.
+
+        Raises
+        ------
+        Timeout, Closed, RankFailed
+            As `get`.
+        """
+        return self._get_object(timeout, block)
+
+    @property
+    def lost(self) -> int:
+        """Number of items that this reader has lost, since the writer dropped them before they were got."""
+        return self._nlost
+
+    @property
+    def readers(self) -> int:
+        """Number of readers that have come and not left. Those that were killed may still count."""
+        if self.closed_because is not None:
+            raise Closed(self.closed_because)
+        return len(self._pids_of_readers())

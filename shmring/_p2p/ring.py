@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-from ..errors import RankFailed
-from .ring_common import DEFAULT_NBYTES, RingBase, cause_of_death, rounded
-from .ring_ends import HEAD_NBYTES, RingEnds
-
-_SIDES = ("puts into", "gets from")
+from .ring_common import DEFAULT_NBYTES, RingBase
 
 
-class Ring(RingBase, RingEnds):
+class Ring(RingBase):
     """A queue of bytes and arrays from one process to another, through shared memory; nothing is pickled.
 
     Create it and send it to the other process. It travels as an argument of `multiprocessing.Process`, and
@@ -51,17 +47,7 @@ class Ring(RingBase, RingEnds):
     """
 
     def __init__(self, nbytes: SupportsIndex = DEFAULT_NBYTES) -> None:
-        size = rounded(nbytes)
-        self._make(HEAD_NBYTES, size, "a ring", lambda address: self._format(address, size))
+        self._make(nbytes, places=1, reserved=1, single_use=True)
 
     def __repr__(self) -> str:
         return "<shmring.Ring, closed>" if self.closed_because else f"<shmring.Ring of {self.nbytes} bytes>"
-
-    def _poll_peer(self, side: int) -> None:
-        """Raise RankFailed if the process at the other side is gone, or can never come."""
-        liveness = self._liveness_of(side)
-        if liveness is None:
-            if cause := self._why_none_comes(set()):
-                raise RankFailed(f"nobody {_SIDES[side]} this ring: {cause}", cause=cause)
-        elif cause := cause_of_death(*liveness):
-            raise RankFailed(f"the process that {_SIDES[side]} this ring is gone: {cause}", cause=cause)

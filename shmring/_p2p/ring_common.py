@@ -12,7 +12,6 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
@@ -23,8 +22,8 @@ from .._arrays.buffers import masked
 from .._config.settings import Settings
 from .._system import file_descriptors, procfs, segments
 from .._system.limits import usable_cpus
-from ..errors import Aborted, Closed, Error
-from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, RingEndsBase
+from ..errors import Aborted, Closed, Error, RankFailed
+from .ring_ends import LEAST_NBYTES, ORIGIN_BEGIN, ORIGIN_NBYTES, RingEnds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +66,7 @@ class Origin(ctypes.Structure):
 assert ctypes.sizeof(Origin) <= ORIGIN_NBYTES
 
 
-class RingBase(RingEndsBase):
+class RingBase(RingEnds):
     """The part of Ring and Broadcast that is written in Python; see there."""
 
     _origin: Origin  # valid as long as this object, which keeps the memory mapped
@@ -77,15 +76,23 @@ class RingBase(RingEndsBase):
     _other_items = ", and pickles nothing"  # the end of an error message
 
     def _make(
-        self, head_nbytes: int, nbytes: int, purpose: str, format_memory: Callable[[int], None]
+        self,
+        nbytes: SupportsIndex,
+        *,
+        places: int,
+        reserved: int,
+        drops: bool = False,
+        single_use: bool = False,
     ) -> None:
-        """Begin with new memory, which format_memory(address) formats."""
+        """Begin with new memory, for at least nbytes of data and for `places` readers; see sr_broadcast."""
+        size = _rounded(nbytes)
+        head_nbytes = self._head_nbytes(places)
         try:
-            self._fd = segments.create(head_nbytes + nbytes, kind=Settings.from_environment().segment)
-            segments.allocate(self._fd, 0, head_nbytes + nbytes, purpose=purpose)
-            mapping = segments.Mapping(self._fd, head_nbytes + nbytes)
+            self._fd = segments.create(head_nbytes + size, kind=Settings.from_environment().segment)
+            segments.allocate(self._fd, 0, head_nbytes + size, purpose=_WHAT)
+            mapping = segments.Mapping(self._fd, head_nbytes + size)
             mapping.populate()
-            format_memory(mapping.address)
+            self._format(mapping.address, size, places, reserved, drops, single_use)
             origin = Origin.from_address(mapping.address + ORIGIN_BEGIN)
             origin.nonce = secrets.randbits(63) + 1
             origin.creator_pid, origin.creator_start_time = myself()
@@ -224,7 +231,7 @@ class RingBase(RingEndsBase):
         place = file_descriptors.machine(), pid, self._fd, file_descriptors.identity_of(self._fd)
         return type(self)._load, (*place, origin.nonce, pickle_number)
 
-    # -- methods that RingEndsBase calls --
+    # -- methods that RingEnds calls --
 
     def _come(self) -> tuple[int, int]:
         """Register this process as the user of a side: it will close the ring when it ends."""
@@ -263,18 +270,29 @@ class RingBase(RingEndsBase):
         """Return (pid, start time) of the process that made the ring."""
         return self._origin.creator_pid, self._origin.creator_start_time
 
-    def _error_of_close(self, is_writer: bool, aborted: bool) -> Exception:
-        """Return the error of a wait for a process that has closed the ring.
-
-        aborted: whether an exception left the `with` block of the process that puts.
-        """
-        if aborted and not is_writer:
+    def _error_of_close(self, is_writer: bool) -> Exception:
+        """Return the error of the writer after all readers have left, or of a reader after the writer has."""
+        if is_writer:
+            if cause := self._last_death:
+                return RankFailed(f"no process gets from this ring any more: {cause}", cause=cause)
+            return Closed("no process gets from this ring any more: all have closed it")
+        if self._is_aborted():
             return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
-        return self._closed_there(is_writer)
+        return Closed("the process that puts into this ring has closed it")
 
-    def _closed_there(self, is_writer: bool) -> Exception:
-        """Return the error of a wait whose other side is closed."""
-        return Closed("the process at the other side has closed this ring")
+    def _poll_writer(self, pid: int, start_time: int, readers: set[int]) -> None:
+        """Raise RankFailed if the writer is gone, or can never come. pid 0: it has not come yet."""
+        if pid:
+            if cause := self._cause_of_death(pid, start_time):
+                raise RankFailed(f"the process that puts into this ring is gone: {cause}", cause=cause)
+        elif cause := self._why_none_comes(readers):
+            raise RankFailed(f"nobody puts into this ring: {cause}", cause=cause)
+
+    def _cause_of_death(self, pid: int, start_time: int) -> str | None:
+        """Return how a process of the ring died; None if it lives."""
+        if procfs.state(pid, start_time) not in _GONE:
+            return None
+        return f"process {pid} died without closing the ring"
 
     def _unwanted(self, is_object: bool, nbytes: int) -> Exception:
         """Return the error of a get that asks for another kind of item than the next one."""
@@ -391,14 +409,7 @@ def _are_loaded(fd: int, npickles: int) -> bool:
     return int.from_bytes(bytes(origin.loaded), "little") & wanted == wanted
 
 
-def cause_of_death(pid: int, start_time: int) -> str | None:
-    """Return how a process of a ring died; None if it lives."""
-    if procfs.state(pid, start_time) not in _GONE:
-        return None
-    return f"process {pid} died without closing the ring"
-
-
-def rounded(nbytes: SupportsIndex) -> int:
+def _rounded(nbytes: SupportsIndex) -> int:
     """Return the size of a ring of at least nbytes: a power of two. Raises TypeError or ValueError."""
     nbytes = integer("nbytes", nbytes)
     if not 0 < nbytes <= 1 << 40:

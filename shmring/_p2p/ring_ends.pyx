@@ -1,6 +1,6 @@
-# The ends of rings that need no communicator: putting and getting items, and waiting for items and room. RingEnds is of
-# a ring with one reader; BroadcastEnds (broadcast_ends) is of a ring with several; RingEndsBase has what both do alike.
-# The modules `ring` and `broadcast` allocate the memory, pickle the ring, and convert dtypes and objects.
+# The ends of a ring that needs no communicator, from one writer to one or several readers: putting and getting items,
+# the places of the processes, and waiting for items and room. The modules `ring` and `broadcast` have the public
+# classes; `ring_common` allocates the memory, pickles the ring, and converts dtypes.
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -11,26 +11,30 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from .._arrays.objects cimport bytes_room, unpack
+from .._arrays.objects cimport bytes_room, pieces_of, unpack
 from .._core cimport numpy_api as cnp
 from .._core.kernels cimport find_kernels
 from .._core.segment cimport (
-    SR_CACHE_LINE, SR_CLOSED, SR_PAGE, sr_event, sr_event_signal, sr_flag_load, sr_flag_load_ordered, sr_flag_set,
-    sr_liveness, sr_liveness_set_state, sr_liveness_state, sr_now_ns, sr_pause, sr_time_away,
+    SR_CACHE_LINE, SR_PAGE, sr_event, sr_event_signal, sr_flag_load, sr_flag_load_ordered, sr_flag_set, sr_now_ns,
+    sr_pause, sr_time_away,
 )
 from .._core.spsc_ring cimport (
-    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES, SR_PRODUCER, SR_QUEUE_MAGIC,
-    SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES, SR_RING_WAIT, SR_RING_WHOLE, sr_broadcast_peek,
-    sr_broadcast_pull, sr_event_sleep, sr_event_watch, sr_flag_mark, sr_frame, sr_liveness_acquire, sr_outgoing,
-    sr_process_close, sr_process_has_ended, sr_process_open, sr_queue, sr_ring_end, sr_ring_format,
-    sr_ring_frame_nbytes, sr_ring_has_frame, sr_ring_has_room, sr_ring_is_valid_length, sr_ring_message_nbytes,
-    sr_ring_open_end, sr_ring_publish_taken, sr_ring_push, sr_ring_push_part, sr_ring_put,
+    SR_CONSUMER, SR_FRAME_CONTINUED, SR_FRAME_CUT, SR_MOST_READERS, SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES, SR_PLACE_CLOSED,
+    SR_PLACE_FREE, SR_PLACE_JOINED, SR_PLACE_RESERVED, SR_PRODUCER, SR_RING_CUT, SR_RING_DAMAGED, SR_RING_LEAST_NBYTES,
+    SR_RING_WAIT, SR_RING_WHOLE, sr_broadcast, sr_broadcast_admit, sr_broadcast_drop, sr_broadcast_find_slowest,
+    sr_broadcast_format, sr_broadcast_has_changed, sr_broadcast_has_readers, sr_broadcast_head_nbytes,
+    sr_broadcast_is_valid, sr_broadcast_leave, sr_broadcast_open_writer, sr_broadcast_peek, sr_broadcast_pull,
+    sr_broadcast_take_place, sr_broadcast_was_dropped, sr_event_sleep, sr_event_watch, sr_flag_mark,
+    sr_flag_replace_ordered, sr_frame, sr_outgoing, sr_place, sr_place_get_state, sr_place_owner, sr_place_pid,
+    sr_process_close, sr_process_has_ended, sr_process_open, sr_reader, sr_ring_end, sr_ring_frame_nbytes,
+    sr_ring_has_frame, sr_ring_has_room, sr_ring_message_nbytes, sr_ring_open_end, sr_ring_publish_taken, sr_ring_push,
+    sr_ring_push_part, sr_ring_put,
 )
 from .._core.timeouts cimport NEVER_NS, deadline_ns_of
 from .ring_frames cimport (
-    ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, KIND_BITS, LONG_POLL_NS, MOST_DIMENSIONS,
-    NUMBER_BITS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK, POLLS_A_SIGNAL_CHECK, POLL_NS,
-    WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
+    ARRAY, BRIEF_ITEM_NBYTES, BRIEF_PAUSES, BYTES, DESCRIPTION, FORTRAN_ARRAY, JOIN_NBYTES, KIND_BITS, LONG_POLL_NS,
+    MOST_DIMENSIONS, NUMBER_BITS, OBJECT, PIECE_NBYTES, POLLS_AN_ABSENT_CHECK, POLLS_A_FULL_CHECK, POLLS_A_SIGNAL_CHECK,
+    POLL_NS, WATCHED_POLL_NS, Shape, sr_watcher, sr_watcher_start, sr_watcher_stop,
 )
 
 import queue
@@ -39,7 +43,7 @@ from ..errors import Closed, Error, Timeout
 
 cnp.import_array()
 
-HEAD_NBYTES = SR_PAGE       # bytes before the data of a ring with one reader
+MOST_READERS = SR_MOST_READERS
 LEAST_NBYTES = SR_RING_LEAST_NBYTES
 ORIGIN_BEGIN, ORIGIN_NBYTES = SR_ORIGIN_BEGIN, SR_ORIGIN_NBYTES    # the place of what ring_common.py keeps
 
@@ -51,68 +55,54 @@ cdef inline bint is_unwanted(int kind, object out, bint takes_objects) noexcept:
     return (kind == OBJECT and not takes_objects) or (kind == BYTES and out is not None)
 
 
-@cython.no_gc_clear   # __dealloc__ of a subclass needs `mapping`
-cdef class RingEndsBase:
-    """The ends of one ring in one process. Each end belongs to the process that first puts or gets there."""
+@cython.no_gc_clear   # __dealloc__ needs `mapping`
+cdef class RingEnds:
+    """The writer's end and one reader's end of a ring, in one process.
+
+    Each end belongs to the process that first puts or gets there.
+    """
 
     def __cinit__(self, *_, **__):
         self.closed_because = "this ring was never made"
         self._fd = -1
-        self.producer = &self.own_producer
         self.watched_fd[SR_PRODUCER] = self.watched_fd[SR_CONSUMER] = -1
 
     # Nothing is left to do after `close`, which an exception of a signal handler in a destructor may prevent. A pickle
-    # under way then cannot be loaded any more.
+    # under way then cannot be loaded any more. The garbage collector may have unmapped the memory before, with the
+    # attributes of `mapping`.
     def __dealloc__(self):
+        if self.shared != NULL and self.mapping.address != 0:
+            self.leave()
         sr_process_close(self.watched_fd[SR_PRODUCER])
         sr_process_close(self.watched_fd[SR_CONSUMER])
         sr_process_close(self._fd)
 
-    # The garbage collector may have unmapped the memory before, with the attributes of `mapping`.
-    cdef bint is_mapped(self) noexcept:
-        return self.mapping.address != 0
+    def __init__(self, mapping, int pauses):
+        cdef uintptr_t address = mapping.address
+        cdef sr_broadcast *shared = <sr_broadcast *> address
+        cdef uint64_t nbytes = 0, places = 0
+        if mapping.nbytes >= SR_PAGE:
+            nbytes, places = shared.nbytes, shared.places
+        if not sr_broadcast_is_valid(shared, mapping.nbytes, nbytes, places):
+            raise Error("this memory is not a ring of this version of shmring")
+        self.mapping = mapping
+        self.nbytes_of_ring = nbytes
+        self.places = <uint32_t> places
+        self.keeps_readers = shared.reserved == places
+        self.shared = shared
+        self.tail = &shared.tail.value if shared.drops else NULL
+        self.pauses = pauses
+        self.closed_because = None
 
-    # -- the two kinds of rings differ in this --
+    @staticmethod
+    def _format(uintptr_t address, uint64_t nbytes, uint32_t places, uint32_t reserved, bint drops, bint single_use):
+        """Format a ring of nbytes, a power of two, in zeroed memory."""
+        sr_broadcast_format(<sr_broadcast *> address, nbytes, places, reserved, drops, single_use, 0)
 
-    # Make this process the owner of a side.
-    cdef int take_side(self, int side) except -1:
-        raise NotImplementedError
-
-    # Return whether this process may take frames now. False: the writer has yet to admit it.
-    cdef bint may_take(self) except -1:
-        return True
-
-    # Begin a put: raise if no process will ever get the item.
-    cdef int check_readers(self) except -1:
-        raise NotImplementedError
-
-    # Return whether there is a frame (room_nbytes 0), or room for room_nbytes.
-    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
-        return False
-
-    # Return the event on which a side sleeps; NULL: it has nothing to sleep for.
-    cdef sr_event *event_of(self, int side) noexcept nogil:
-        return NULL
-
-    # Return whether the process for which a side waits has closed the ring.
-    cdef bint is_closed_there(self, int side) noexcept nogil:
-        return False
-
-    # Return the process for which a side waits; 0 if that process has not come.
-    cdef int awaited_pid(self, int side) noexcept nogil:
-        return 0
-
-    # Raise RankFailed if the process for which a side waits is gone, or will never come.
-    cdef int poll_awaited(self, int side) except -1:
-        raise NotImplementedError
-
-    # Set `interrupted`, and wake the threads of this process that sleep.
-    cdef int set_interrupted(self) except -1:
-        raise NotImplementedError
-
-    # Make room by dropping the oldest items, in a ring that drops items.
-    cdef int drop_for(self, uint64_t room_nbytes) except -1:
-        raise NotImplementedError
+    @staticmethod
+    def _head_nbytes(uint64_t places):
+        """Return the bytes before the ring's data."""
+        return sr_broadcast_head_nbytes(places)
 
     # -- putting --
 
@@ -144,10 +134,30 @@ cdef class RingEndsBase:
             if not isinstance(item, cnp.ndarray) and type(item) is not bytes:
                 item = self._as_item(item)
             if type(item) is bytes:
-                self.check_room(sr_ring_message_nbytes(self.producer, len(item)), block)
+                self.check_room(sr_ring_message_nbytes(&self.writer.end, len(item)), block)
                 self.send(BYTES, <const unsigned char *> PyBytes_AS_STRING(item), len(item), &deadline)
             else:
                 self.put_array(item, block, &deadline)
+            self.number += 1
+        finally:
+            self.is_putting = False
+
+    def _put_object(self, obj, timeout, bint block):
+        """Pickle an object, and put it in."""
+        cdef uint64_t deadline = deadline_ns_of(timeout)
+        cdef uint64_t room_nbytes = 0
+        cdef size_t nbytes = 0
+        cdef list parts = pieces_of(obj)
+        for part in parts:
+            nbytes += len(part)
+        if nbytes <= JOIN_NBYTES:
+            parts = [b"".join(parts)]
+        self.begin_put()
+        try:
+            for part in parts:
+                room_nbytes += sr_ring_message_nbytes(&self.writer.end, len(part))
+            self.check_room(room_nbytes, block)
+            self.send_parts(OBJECT, parts, nbytes, &deadline)
             self.number += 1
         finally:
             self.is_putting = False
@@ -180,7 +190,7 @@ cdef class RingEndsBase:
         if self.tail != NULL or not self.is_described(x):
             self.send_description(x, nbytes, block, deadline)
         else:
-            self.check_room(sr_ring_message_nbytes(self.producer, nbytes), block)
+            self.check_room(sr_ring_message_nbytes(&self.writer.end, nbytes), block)
         self.send(kind, <const unsigned char *> cnp.PyArray_DATA(x), nbytes, deadline)
         return 0
 
@@ -206,8 +216,8 @@ cdef class RingEndsBase:
         for i in range(cnp.PyArray_NDIM(x)):
             shape.length[i] = cnp.PyArray_DIM(x, i)
         words = PyBytes_FromStringAndSize(<const char *> &shape, 8 * (1 + shape.ndim)) + text
-        self.check_room(sr_ring_message_nbytes(self.producer, len(words)) +
-                        sr_ring_message_nbytes(self.producer, nbytes), block)
+        self.check_room(sr_ring_message_nbytes(&self.writer.end, len(words)) +
+                        sr_ring_message_nbytes(&self.writer.end, nbytes), block)
         self.put_dtype = None    # unless all of it gets there
         self.send(DESCRIPTION, <const unsigned char *> PyBytes_AS_STRING(words), len(words), deadline)
         self.put_dtype, self.put_names, self.put_text, self.put_shape = dtype, names, text, shape
@@ -245,10 +255,10 @@ cdef class RingEndsBase:
         try:
             while True:
                 if nbytes <= BRIEF_ITEM_NBYTES:
-                    status = sr_ring_push(self.producer, &message)
+                    status = sr_ring_push(&self.writer.end, &message)
                 else:
                     with nogil:
-                        status = sr_ring_push(self.producer, &message)
+                        status = sr_ring_push(&self.writer.end, &message)
                 if status == SR_RING_WHOLE:
                     return 0
                 self.wait(SR_PRODUCER, sr_ring_frame_nbytes(message.head.nbytes), deadline)
@@ -278,7 +288,7 @@ cdef class RingEndsBase:
         try:
             while True:
                 with nogil:
-                    status = sr_ring_push_part(self.producer, message, <const unsigned char *> view.buf, view.len,
+                    status = sr_ring_push_part(&self.writer.end, message, <const unsigned char *> view.buf, view.len,
                                                &done)
                 if status == SR_RING_WHOLE:
                     return 0
@@ -299,7 +309,7 @@ cdef class RingEndsBase:
     cdef int send_cut(self, uint64_t *deadline) except -1:
         while not self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
             self.wait(SR_PRODUCER, sr_ring_frame_nbytes(0), deadline)
-        sr_ring_put(self.producer, &self.cut, &self.cut)   # has no data
+        sr_ring_put(&self.writer.end, &self.cut, &self.cut)   # has no data
         self.must_send_cut = False
         return 0
 
@@ -335,6 +345,10 @@ cdef class RingEndsBase:
             Once the ring is empty: if the other side has closed it, left its `with` block by an exception, or died.
         """
         return self.next_item(timeout, block, out, False)
+
+    def _get_object(self, timeout, bint block):
+        """Return the next item, unpickled if it is an object."""
+        return self.next_item(timeout, block, None, True)
 
     cdef object next_item(self, object timeout, bint block, object out, bint takes_objects):
         cdef uint64_t deadline = deadline_ns_of(timeout)
@@ -414,7 +428,7 @@ cdef class RingEndsBase:
         if nskipped != 0:
             if self.tail == NULL or nskipped >> NUMBER_BITS - 1 != 0:
                 raise self._damaged()
-            self.nlost += nskipped
+            self._nlost += nskipped
             self.next_number += nskipped
         if is_unwanted(kind, out, takes_objects):
             raise self._unwanted(kind == OBJECT, head.message_nbytes)
@@ -533,6 +547,171 @@ cdef class RingEndsBase:
         """Return the error of a ring that holds data which no process puts in."""
         return Error("the memory of this ring is damaged: it holds data that were never put in")
 
+    # -- the places of the processes --
+
+    # Make this process the owner of a side.
+    cdef int take_side(self, int side) except -1:
+        pid, start_time = self._come()
+        if side == SR_PRODUCER:
+            self.become_writer(pid, start_time)
+        else:
+            self.become_reader(pid, start_time)
+        return 0
+
+    cdef int become_writer(self, int pid, uint64_t start_time) except -1:
+        cdef sr_place *place = &self.shared.writer
+        if not sr_flag_replace_ordered(&place.owner, SR_PLACE_FREE, sr_place_owner(pid, SR_PLACE_JOINED)):
+            raise RuntimeError(f"process {sr_place_pid(sr_flag_load(&place.owner))} puts into this ring already, or "
+                               "has done so; a ring has one writer")
+        sr_flag_set(&place.start_time, start_time)
+        sr_broadcast_open_writer(&self.writer, self.shared, self.data(), self.nbytes_of_ring, 0,
+                                 find_kernels(NULL).copy, PIECE_NBYTES)
+        self.puts = self.has_readers = True
+        return 0
+
+    cdef int become_reader(self, int pid, uint64_t start_time) except -1:
+        cdef int place = sr_broadcast_take_place(self.shared, self.places, pid)
+        cdef uint32_t i
+        if place < 0:
+            for i in range(self.places):
+                self.vacate_if_dead(i)
+            place = sr_broadcast_take_place(self.shared, self.places, pid)
+        if place < 0 and self.shared.single_use:
+            raise RuntimeError(f"process {sr_place_pid(sr_flag_load(&self.shared.reader[0].place.owner))} gets from "
+                               "this ring already, or has done so; each side is for one process")
+        if place < 0:
+            raise RuntimeError(f"{self.places} processes get from this ring already, as many as it was made for")
+        sr_flag_set(&self.shared.reader[place].place.start_time, start_time)
+        memset(&self.consumer, 0, sizeof(sr_ring_end))
+        self.place, self.pid, self.has_entered = place, pid, False
+        self.gets = True
+        return 0
+
+    # Free or close a reader's place whose owner is dead. Return whether this call has done so.
+    cdef bint vacate_if_dead(self, uint32_t i) except -1:
+        cdef sr_place *place = &self.shared.reader[i].place
+        cdef uint64_t owner = sr_flag_load(&place.owner)
+        if sr_place_pid(owner) == 0 or sr_place_get_state(owner) == SR_PLACE_CLOSED:
+            return False
+        cause = self._cause_of_death(sr_place_pid(owner), sr_flag_load(&place.start_time))
+        if cause is None:
+            return False
+        self._last_death = cause
+        sr_broadcast_leave(self.shared, i, owner)
+        return True
+
+    cdef unsigned char *data(self) noexcept nogil:
+        return <unsigned char *> self.shared + sr_broadcast_head_nbytes(self.places)
+
+    # Return whether this process may take frames now. False: the writer has yet to admit it.
+    cdef bint may_take(self) except -1:
+        cdef sr_reader *reader = &self.shared.reader[self.place]
+        cdef uint64_t first
+        if self.has_entered:
+            return True
+        if not self.is_admitted():
+            return False
+        first = sr_flag_load(&reader.place.first)
+        if first % SR_CACHE_LINE:
+            raise self._damaged()
+        sr_ring_open_end(&self.consumer, &reader.ring, self.data(), self.nbytes_of_ring, first, &reader.event,
+                         find_kernels(NULL).copy, PIECE_NBYTES)
+        self.next_number = sr_flag_load(&reader.place.first_number)
+        self._nlost = 0
+        self.has_entered = True
+        return True
+
+    cdef bint is_admitted(self) noexcept nogil:
+        return sr_place_get_state(sr_flag_load_ordered(&self.shared.reader[self.place].place.owner)) == SR_PLACE_JOINED
+
+    # Begin a put: admit new readers, and raise if no process will ever get the item.
+    cdef int check_readers(self) except -1:
+        cdef uint64_t no_deadline = NEVER_NS
+        if sr_broadcast_has_changed(&self.writer):
+            # A reader's first frame must not be the end of an item that it has not seen.
+            if self.must_send_cut and self.is_ready(SR_PRODUCER, sr_ring_frame_nbytes(0)):
+                self.send_cut(&no_deadline)
+            if not self.must_send_cut:
+                if sr_broadcast_admit(&self.writer, self.places, self.number):
+                    self.put_dtype = None    # describe the next array again
+            self.has_readers = sr_broadcast_has_readers(self.shared, self.places)
+        if self.keeps_readers and not self.has_readers:
+            raise self._error_of_close(True)
+        return 0
+
+    # Return whether there is a frame (room_nbytes 0), or room for room_nbytes.
+    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
+        if side == SR_CONSUMER:
+            if not self.has_entered:
+                return self.is_admitted()
+            return sr_ring_has_frame(&self.consumer) or sr_broadcast_was_dropped(self.tail, self.consumer.position)
+        if sr_ring_has_room(&self.writer.end, room_nbytes):
+            return True
+        if self.tail != NULL:
+            return False
+        sr_broadcast_find_slowest(&self.writer, self.places)
+        if self.writer.slowest < 0 and self.keeps_readers:
+            return False
+        return sr_ring_has_room(&self.writer.end, room_nbytes)
+
+    # Return the event on which a side sleeps; NULL: it has nothing to sleep for.
+    cdef sr_event *event_of(self, int side) noexcept nogil:
+        if side == SR_CONSUMER:
+            return &self.shared.event
+        return &self.shared.reader[self.writer.slowest].event if self.writer.slowest >= 0 else NULL
+
+    # Return whether the process for which a side waits has closed the ring.
+    cdef bint is_closed_there(self, int side) noexcept nogil:
+        if side == SR_CONSUMER:
+            return sr_place_get_state(sr_flag_load(&self.shared.writer.owner)) == SR_PLACE_CLOSED
+        return self.writer.slowest < 0 and self.keeps_readers
+
+    # Return the process for which a side waits; 0 if that process has not come.
+    cdef int awaited_pid(self, int side) noexcept nogil:
+        if side == SR_CONSUMER:
+            return sr_place_pid(sr_flag_load(&self.shared.writer.owner))
+        if self.writer.slowest < 0:
+            return 0
+        return sr_place_pid(sr_flag_load(&self.shared.reader[self.writer.slowest].place.owner))
+
+    # A reader: raise RankFailed if the writer is gone, or will never come. The writer: free or close the place of the
+    # slowest reader, and every reserved place, if its process is gone or will never come.
+    cdef int poll_awaited(self, int side) except -1:
+        cdef sr_place *place = &self.shared.writer
+        cdef int slowest = self.writer.slowest
+        cdef uint32_t i
+        if side == SR_CONSUMER:
+            self._poll_writer(sr_place_pid(sr_flag_load(&place.owner)), sr_flag_load(&place.start_time),
+                              set(self._pids_of_readers()))
+        elif slowest >= 0 and not self.vacate_if_dead(slowest):
+            if sr_place_pid(sr_flag_load(&self.shared.reader[slowest].place.owner)) == 0:
+                cause = self._why_none_comes(set(self._pids_of_readers()))
+                if cause is not None:
+                    self._last_death = cause
+                    for i in range(self.places):
+                        if sr_flag_load(&self.shared.reader[i].place.owner) == SR_PLACE_RESERVED:
+                            sr_broadcast_leave(self.shared, i, SR_PLACE_RESERVED)
+        return 0
+
+    def _pids_of_readers(self):
+        """Return the processes that have places as readers."""
+        cdef uint32_t i, pid
+        cdef list pids = []
+        for i in range(self.places):
+            pid = sr_place_pid(sr_flag_load(&self.shared.reader[i].place.owner))
+            if pid != 0:
+                pids.append(pid)
+        return pids
+
+    # Make room by dropping the oldest items, in a ring that drops items.
+    cdef int drop_for(self, uint64_t room_nbytes) except -1:
+        if room_nbytes + SR_CACHE_LINE > self.nbytes_of_ring:
+            raise ValueError(f"the item needs {room_nbytes} bytes; with drop=True it has to fit into the ring, which "
+                             f"has {self.nbytes_of_ring - SR_CACHE_LINE}: make a larger ring")
+        if not sr_broadcast_drop(&self.writer, room_nbytes):
+            raise self._damaged()
+        return 0
+
     # -- waiting --
 
     # Return when there may be a frame (room_nbytes 0) or room for room_nbytes.
@@ -562,7 +741,7 @@ cdef class RingEndsBase:
             if self.is_closed_there(side):
                 if side == SR_CONSUMER and self.is_ready(side, room_nbytes):
                     return 0
-                raise self._error_of_close(side == SR_PRODUCER, self.aborted[0])
+                raise self._error_of_close(side == SR_PRODUCER)
             if now >= next_poll:
                 self.check_awaited(side, room_nbytes, npolls)
                 npolls += 1
@@ -652,7 +831,7 @@ cdef class RingEndsBase:
     cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1:
         cdef uint64_t now = sr_now_ns()
         if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
-            raise self._error_of_close(side == SR_PRODUCER, self.aborted[0])
+            raise self._error_of_close(side == SR_PRODUCER)
         if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
             self.checked_ns[side] = now
             self.check_awaited(side, room_nbytes, 0)
@@ -672,13 +851,21 @@ cdef class RingEndsBase:
         if self.closed_because is None:
             self.set_interrupted()
 
+    # Set `interrupted`, and wake the threads of this process that sleep. The writer may sleep on any reader's event.
+    cdef int set_interrupted(self) except -1:
+        cdef uint32_t i
+        sr_flag_mark(&self.interrupted, 1, &self.shared.event)
+        for i in range(self.places):
+            sr_flag_mark(&self.interrupted, 1, &self.shared.reader[i].event)
+        return 0
+
     # -- closing --
 
     def _forget_sides(self):
         """Give up both sides in a forked child: they stay with the parent."""
         self.puts = self.gets = self.is_putting = self.is_getting = self.must_send_cut = False
         self.item = self.put_dtype = self.got_dtype = self.got_text = None
-        self.number = self.next_number = self.nlost = 0
+        self.number = self.next_number = self._nlost = 0
         sr_flag_set(&self.interrupted, 0)
         self.stop_watching(SR_PRODUCER)
         self.stop_watching(SR_CONSUMER)
@@ -686,7 +873,11 @@ cdef class RingEndsBase:
     def _mark_aborted(self):
         """Have the processes that get raise Aborted in place of Closed, once this side closes."""
         if self.closed_because is None and self.puts:
-            self.aborted[0] = 1
+            self.shared.aborted = 1
+
+    def _is_aborted(self):
+        """Return whether an exception left the `with` block of the writer."""
+        return self.shared.aborted != 0
 
     def _close(self, str because):
         """Close the sides that this process uses, once."""
@@ -701,7 +892,21 @@ cdef class RingEndsBase:
 
     # Notify the other processes that this one has closed the ring, and forget the memory.
     cdef int leave(self) except -1:
-        raise NotImplementedError
+        cdef sr_place *place = &self.shared.writer
+        cdef uint64_t owner
+        cdef int _attempt
+        if self.gets:
+            for _attempt in range(2):    # in between the writer may admit this reader
+                owner = sr_flag_load(&self.shared.reader[self.place].place.owner)
+                if sr_place_pid(owner) == <uint32_t> self.pid:
+                    sr_broadcast_leave(self.shared, self.place, owner)
+        if self.puts:
+            owner = sr_flag_load(&place.owner)
+            sr_flag_replace_ordered(&place.owner, owner, sr_place_owner(sr_place_pid(owner), SR_PLACE_CLOSED))
+            sr_event_signal(&self.shared.event)
+        self.shared = NULL
+        self.tail = NULL
+        return 0
 
     @property
     def nbytes(self):
@@ -709,96 +914,3 @@ cdef class RingEndsBase:
         if self.closed_because is not None:
             raise Closed(self.closed_because)
         return self.nbytes_of_ring
-
-
-cdef class RingEnds(RingEndsBase):
-    """Both ends of a ring with one reader."""
-
-    cdef sr_queue *q
-
-    def __init__(self, mapping, int pauses):
-        cdef uintptr_t address = mapping.address
-        cdef sr_queue *q = <sr_queue *> address
-        cdef uint64_t nbytes = q.nbytes if mapping.nbytes >= SR_PAGE else 0
-        if not sr_ring_is_valid_length(nbytes) or q.magic != SR_QUEUE_MAGIC or mapping.nbytes - SR_PAGE < nbytes:
-            raise Error("this memory is not a ring of this version of shmring")
-        self.mapping = mapping
-        self.nbytes_of_ring = nbytes
-        self.q = q
-        self.aborted = &q.aborted
-        self.pauses = pauses
-        self.closed_because = None
-
-    @staticmethod
-    def _format(uintptr_t address, uint64_t nbytes):
-        """Format a ring of nbytes, a power of two, in zeroed memory."""
-        cdef sr_queue *q = <sr_queue *> address
-        sr_ring_format(&q.ring, 0)
-        q.nbytes = nbytes
-        q.magic = SR_QUEUE_MAGIC
-
-    def __dealloc__(self):   # as that of RingEndsBase
-        if self.q != NULL and self.is_mapped():
-            self.leave()
-
-    cdef int take_side(self, int side) except -1:
-        cdef sr_liveness *liveness = &self.q.liveness[side]
-        cdef sr_ring_end *end = &self.own_producer if side == SR_PRODUCER else &self.consumer
-        # Python code runs before the side is acquired: a signal handler that raises there leaves the side free.
-        come = self._come()
-        cdef uint64_t first = sr_flag_load(&self.q.ring.taken.value)
-        if first % SR_CACHE_LINE:
-            raise self._damaged()
-        if not sr_liveness_acquire(liveness):
-            what = "puts into" if side == SR_PRODUCER else "gets from"
-            raise RuntimeError(f"process {liveness.pid} {what} this ring already; each side is for one process")
-        liveness.pid, liveness.start_time = come
-        sr_ring_open_end(end, &self.q.ring, <unsigned char *> self.q + SR_PAGE, self.nbytes_of_ring, first,
-                         &self.q.event[1 - side], find_kernels(NULL).copy, PIECE_NBYTES)
-        self.puts |= side == SR_PRODUCER
-        self.gets |= side == SR_CONSUMER
-        return 0
-
-    cdef int check_readers(self) except -1:
-        if sr_liveness_state(&self.q.liveness[SR_CONSUMER]) == SR_CLOSED:
-            raise Closed("the process that gets from this ring has closed it")
-        return 0
-
-    cdef bint is_ready(self, int side, uint64_t room_nbytes) noexcept nogil:
-        return sr_ring_has_room(self.producer, room_nbytes) if side == SR_PRODUCER else \
-            sr_ring_has_frame(&self.consumer)
-
-    cdef sr_event *event_of(self, int side) noexcept nogil:
-        return &self.q.event[side]
-
-    cdef bint is_closed_there(self, int side) noexcept nogil:
-        return sr_liveness_state(&self.q.liveness[1 - side]) == SR_CLOSED
-
-    cdef int awaited_pid(self, int side) noexcept nogil:
-        cdef sr_liveness *liveness = &self.q.liveness[1 - side]
-        return liveness.pid if sr_liveness_state(liveness) else 0
-
-    cdef int poll_awaited(self, int side) except -1:
-        self._poll_peer(1 - side)
-        return 0
-
-    def _liveness_of(self, int side):
-        """Return (pid, start time) of the process at a side; None if no process uses it yet."""
-        cdef sr_liveness *liveness = &self.q.liveness[side]
-        return (liveness.pid, liveness.start_time) if sr_liveness_state(liveness) and liveness.pid else None
-
-    cdef int set_interrupted(self) except -1:
-        sr_flag_mark(&self.interrupted, 1, &self.q.event[SR_PRODUCER])
-        sr_flag_mark(&self.interrupted, 1, &self.q.event[SR_CONSUMER])
-        return 0
-
-    cdef int leave(self) except -1:
-        cdef int side
-        if self.gets:
-            sr_ring_publish_taken(&self.consumer)
-        for side in range(2):
-            if self.puts if side == SR_PRODUCER else self.gets:
-                sr_liveness_set_state(&self.q.liveness[side], SR_CLOSED)
-                sr_event_signal(&self.q.event[1 - side])
-        self.q = NULL
-        return 0

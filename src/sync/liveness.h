@@ -29,14 +29,6 @@ static inline void sr_liveness_set_state(struct sr_liveness *liveness, enum sr_s
     atomic_store_explicit(&liveness->state, (uint32_t)state, memory_order_seq_cst);
 }
 
-/* Change the state from SR_ABSENT to SR_JOINED. Return false if another process has changed it before. */
-static inline bool sr_liveness_acquire(struct sr_liveness *liveness)
-{
-    uint32_t absent = SR_ABSENT;
-    return atomic_compare_exchange_strong_explicit(&liveness->state, &absent, SR_JOINED, memory_order_seq_cst,
-                                                   memory_order_acquire);
-}
-
 /* The list that the kernel reads when the thread ends. It must stay in place as long as the thread holds `holder`. */
 struct sr_hold {
     struct robust_list entry;

@@ -308,6 +308,19 @@ def test_a_put_whose_readers_have_all_ended_says_so(how, nbytes):
         put_until_it_raises(ring, bytes(nbytes))
 
 
+@pytest.mark.parametrize("kind", ["Ring", "Broadcast"])
+def test_every_put_after_the_last_reader_has_ended_says_so(kind):
+    ring = KINDS[kind]()
+    with Readers(ring, 1, get_and_report, 1, "close") as children, ring:
+        ring.put(b"item")
+        children.answers()
+        with pytest.raises(shmring.Closed):
+            call_until_it_raises(lambda: ring.put(b"item"))
+        for _ in range(2):
+            with pytest.raises(shmring.Closed):
+                ring.put(b"item")
+
+
 def do_nothing(ring, pipe):
     pass
 

@@ -224,9 +224,9 @@ def put_and_close(ring, items, may_close):
 
 
 @contextlib.contextmanager
-def stopped_within(kind, *items, out=None, during=contextlib.nullcontext):
+def stopped_within(kind, *items, nbytes=TINY, out=None, during=contextlib.nullcontext):
     """Yield a ring of which a `get` has received a part of an item, and its writer, which is stopped."""
-    ring = shmring.Ring(TINY) if kind == "ring" else shmring.Broadcast(TINY, readers=1)
+    ring = shmring.Ring(nbytes) if kind == "ring" else shmring.Broadcast(nbytes, readers=1)
     may_close = FORK.Event()
     writer = FORK.Process(target=put_and_close, args=(ring, items, may_close))
     writer.start()
@@ -297,7 +297,8 @@ def little_memory():
 
 
 def test_an_item_is_lost_with_an_error_if_a_failed_get_has_no_memory_for_its_part():
-    with stopped_within("ring", np.ones(24 << 20, "u1"), b"next", during=little_memory) as (ring, go_on, _):
+    items = np.ones(24 << 20, "u1"), b"next"
+    with stopped_within("ring", *items, nbytes=1 << 16, during=little_memory) as (ring, go_on, _):
         go_on()
         with pytest.raises(MemoryError, match="lost"):
             ring.get(ENOUGH_S)
@@ -461,6 +462,16 @@ def test_each_side_is_for_one_process(side):
         child.start()
         assert f"process {os.getpid()}" in ours.recv()
         child.join()
+
+
+def test_a_side_stays_with_its_process_after_it_has_closed_the_ring():
+    with shmring.Ring() as ring:
+        ring.put(b"first")
+        child = FORK.Process(target=get_and_end, args=(ring, "close"))
+        child.start()
+        child.join()
+        with pytest.raises(RuntimeError, match=f"process {child.pid} gets from this ring already"):
+            ring.get()
 
 
 # ---- ends -------------------------------------------------------------------------------------------------

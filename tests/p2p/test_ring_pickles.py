@@ -119,7 +119,7 @@ def close_long_ago():
 # ---- the ways ---------------------------------------------------------------------------------------------
 
 
-ENDED = ("Closed: the process at the other side has closed this ring", "Closed: the process that puts into")
+ENDED = "Closed: the process that puts into this ring has closed it"
 
 
 @BOTH

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "shmring"
 # Each has functions without the GIL that read or write shared memory, besides classes.
-MIXED = ("_internode/context", "_p2p/broadcast_ends", "_p2p/ring_ends")
+MIXED = ("_internode/context", "_p2p/ring_ends")
 # From the word that defines a function to the colon that ends its head.
 _FUNCTION = re.compile(
     r"^[ ]*(?:cdef|cpdef|def)\b(?![ ]+(?:class|extern|enum|struct|union)\b)[^\n=(]*\((?P<rest>.*?):$",

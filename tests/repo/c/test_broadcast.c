@@ -1,8 +1,8 @@
-/* A ring from one writer to several readers, all threads. Every reader gets every message, in order and whole, at every
-   length and around every edge; a reader that comes late gets every message from one on; a reader that leaves is no
-   longer waited for. If the writer drops messages, a reader gets whole messages only, and knows how many it has lost.
-   No wake-up is lost. Wrong sizes in shared memory are noticed before they are used. The bytes are plain memory, so
-   ThreadSanitizer reports frames and room that are not published as they must be. */
+/* A ring from one writer to one or several readers, all threads. Every reader gets every message, in order and whole,
+   at every length and around every edge; a reader that comes late gets every message from one on; a reader that leaves
+   is no longer waited for. If the writer drops messages, a reader gets whole messages only, and knows how many it has
+   lost. No wake-up is lost. Wrong sizes in shared memory are noticed before they are used. The bytes are plain memory,
+   so ThreadSanitizer reports frames and room that are not published as they must be. */
 #ifdef __SANITIZE_THREAD__ /* it does not know fences, on which only a writer that drops messages relies */
 #pragma GCC diagnostic ignored "-Wtsan"
 #endif
@@ -54,7 +54,7 @@ static void format(uint64_t nbytes, size_t piece_nbytes, uint32_t places, uint32
     room.piece_nbytes = piece_nbytes;
     room.places = places;
     room.first = sr_ring_first(check_start(start, 64 * nbytes), nbytes);
-    sr_broadcast_format(&room.ring, nbytes, places, reserved, drops, room.first);
+    sr_broadcast_format(&room.ring, nbytes, places, reserved, drops, false, room.first);
     CHECK(sr_broadcast_head_nbytes(places) <= HEAD_NBYTES);
     CHECK(sr_broadcast_is_valid(&room.ring, HEAD_NBYTES + nbytes, nbytes, places));
 }
@@ -424,6 +424,20 @@ static void test_a_place_is_for_one_reader(void)
     CHECK(sr_broadcast_take_place(&room.ring, 3, 15) == 1);
 }
 
+static void test_a_place_for_single_use_has_one_owner(void)
+{
+    format(SR_RING_LEAST_NBYTES, 64, 1, 1, false, CHECK_FROM_ZERO);
+    room.ring.single_use = true;
+    sr_broadcast_leave(&room.ring, 0, SR_PLACE_RESERVED); /* no process has had it */
+    CHECK(!sr_broadcast_has_readers(&room.ring, 1));
+    CHECK(sr_broadcast_take_place(&room.ring, 1, 11) == 0);
+    CHECK(sr_broadcast_has_readers(&room.ring, 1));
+    sr_broadcast_leave(&room.ring, 0, sr_place_owner(11, SR_PLACE_JOINING));
+    CHECK(!sr_broadcast_has_readers(&room.ring, 1));
+    CHECK(sr_broadcast_take_place(&room.ring, 1, 12) == -1);
+    CHECK(sr_flag_load(&room.ring.reader[0].place.owner) == sr_place_owner(11, SR_PLACE_CLOSED));
+}
+
 static void test_a_message_in_parts_is_one_message(void)
 {
     unsigned char given[900], found[900];
@@ -531,6 +545,8 @@ int main(void)
     test_the_slowest_reader_makes_the_room();
     check_begin("a place is for one reader");
     test_a_place_is_for_one_reader();
+    check_begin("a place for single use has one owner");
+    test_a_place_for_single_use_has_one_owner();
     check_begin("a message in parts is one message");
     test_a_message_in_parts_is_one_message();
     check_begin("a message goes with the one before it");

@@ -1,4 +1,4 @@
-/* One writer and several readers: src/broadcast.h. A reader gets every item from its first one on, no item is
+/* One writer and one or several readers: src/broadcast.h. A reader gets every item from its first one on, no item is
    overwritten while a reader that has been admitted may read it, and no process sleeps on once it could go on. No sleep
    has a limit here, so a lost wake-up is a state without end.
 
