@@ -30,14 +30,14 @@ def listen(token: str) -> socket.socket:
 
 
 def serve(
-    server: socket.socket, blocks: dict[int, int], is_needed: Callable[[], bool], lives_for: int | None
+    server: socket.socket, regions: dict[int, int], is_needed: Callable[[], bool], lives_for: int | None
 ) -> NoReturn:
-    """Hand out the descriptors of blocks, by nonce, as long as they are needed, and end this process."""
+    """Hand out the descriptors of regions, by nonce, as long as they are needed, and end this process."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         watched = None if lives_for is None else os.pidfd_open(lives_for)
-        _close_all_but({server.fileno(), *blocks.values(), *([] if watched is None else [watched])})
+        _close_all_but({server.fileno(), *regions.values(), *([] if watched is None else [watched])})
         poll = select.poll()
         poll.register(server, select.POLLIN)
         if watched is not None:
@@ -48,14 +48,14 @@ def serve(
             if watched in ready:
                 break
             if server.fileno() in ready:
-                _answer(server, blocks)
+                _answer(server, regions)
             elif watched is None:
                 left_ms -= _POLL_MS
     finally:
         os._exit(0)
 
 
-def _answer(server: socket.socket, blocks: dict[int, int]) -> None:
+def _answer(server: socket.socket, regions: dict[int, int]) -> None:
     connection, _ = server.accept()
     with connection:
         try:
@@ -63,14 +63,14 @@ def _answer(server: socket.socket, blocks: dict[int, int]) -> None:
             if not _is_trusted(connection):
                 return
             (nonce,) = _REQUEST.unpack(connection.recv(_REQUEST.size, socket.MSG_WAITALL))
-            if nonce in blocks:
-                socket.send_fds(connection, [b"f"], [blocks[nonce]])
+            if nonce in regions:
+                socket.send_fds(connection, [b"f"], [regions[nonce]])
         except (OSError, struct.error):
             pass  # the other process has ended, or is not shmring
 
 
 def ask(token: str, nonce: int) -> int | None:
-    """Return a descriptor of the block with this nonce; None if no process keeps it."""
+    """Return a descriptor of the region with this nonce; None if no process keeps it."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TIMEOUT_S)
         try:

@@ -17,7 +17,7 @@ cdef class Locks:
     cdef sr_lock *first
     cdef unsigned long *holder   # for each lock, the thread of this rank that holds it; 0: none, or not recorded yet
     cdef readonly int count
-    cdef bint of_blocks          # they are those of Stripes
+    cdef bint of_stripes         # they are those of Stripes
 
     cdef int check_usable(self) except -1
     cdef int acquire(self, int index, double timeout_s) except -1

@@ -14,7 +14,7 @@ class Locks:
     """`count` locks at `address`, zeros at first; `memory` keeps them mapped."""
 
     def __new__(
-        cls, engine: Engine, memory: object, address: int, count: int, of_blocks: bool = False
+        cls, engine: Engine, memory: object, address: int, count: int, of_stripes: bool = False
     ) -> Self: ...
     @property
     def count(self) -> int:
@@ -41,7 +41,7 @@ def count_for(nbytes: int) -> int:
     """Return the number of stripes of an array of `nbytes`."""
 
 class Stripes:
-    """The locks of an array's blocks of 32 KiB. Block b uses lock b modulo the number of locks."""
+    """The locks of an array's ranges of 32 KiB. Range i uses lock i modulo the number of locks."""
 
     def __new__(cls, engine: Engine, memory: object, begin: int, locks: int, count: int) -> Self: ...
     def access(
@@ -56,4 +56,4 @@ class Stripes:
         op: int,
         timeout: float | None,
     ) -> None:
-        """Copy elements to `out`, then set them to `values` or to elements op values, block by block."""
+        """Copy elements to `out`, then set them to `values` or to elements op values, range by range."""

@@ -1,5 +1,5 @@
 # Locks in shared memory, taken by ranks. A waiting rank detects the owner's death. Without contention, taking a lock
-# is one compare-and-swap. One-sided access to a shared array holds the lock of one block of the array after another.
+# is one compare-and-swap. One-sided access to a shared array holds the lock of one range of the array after another.
 
 import operator
 import os
@@ -84,15 +84,15 @@ cdef inline int owner_status(Group *g, int rank) noexcept nogil:
 cdef class Locks:
     """`count` locks at `address`, zeros at first; `memory` keeps them mapped.
 
-    of_blocks: they are those of `Stripes`, for errors.
+    of_stripes: they are those of `Stripes`, for errors.
     """
 
-    def __cinit__(self, Engine engine, memory, uintptr_t address, int count, bint of_blocks=False):
+    def __cinit__(self, Engine engine, memory, uintptr_t address, int count, bint of_stripes=False):
         self.engine = engine
         self.memory = memory
         self.first = <sr_lock *> address
         self.count = count
-        self.of_blocks = of_blocks
+        self.of_stripes = of_stripes
         self.holder = <unsigned long *> calloc(count + 1, sizeof(unsigned long))
         if self.holder == NULL:
             raise MemoryError()
@@ -176,7 +176,7 @@ cdef class Locks:
         if not 0 <= owner < self.engine.g.size:   # the owner has just released it, and another rank took it first
             raise Timeout(f"{self.name_of(index)} could not be taken within {timeout_s:g} s")
         rank = self.engine.world_rank(owner)
-        did = "accessed" if self.of_blocks else "held"
+        did = "accessed" if self.of_stripes else "held"
         raise Timeout(f"rank {rank} still {did} {self.name_of(index)} after {timeout_s:g} s; "
                       + failures.describe_doing(self.engine, owner), rank=rank)
 
@@ -185,14 +185,14 @@ cdef class Locks:
         how = "closed the communicator"
         if status == DEAD:
             how = procfs.how_it_ended(*self.engine.flight.liveness_of(owner))
-        did = "accessed" if self.of_blocks else "held"
+        did = "accessed" if self.of_stripes else "held"
         text = f"rank {owner} {how} while it {did} {self.name_of(index)}"
         self.engine.abort_outside_call(RankFailed(text, rank=owner))
         return 0
 
-    # Return the name of a lock in errors. A stripe is the lock of several blocks, so its number means nothing.
+    # Return the name of a lock in errors. A stripe is the lock of several ranges, so its number means nothing.
     cdef str name_of(self, int index):
-        return "a block of a shared array" if self.of_blocks else f"lock {index} of a shared array"
+        return "a range of a shared array" if self.of_stripes else f"lock {index} of a shared array"
 
     cdef int release(self, int index) except -1:
         if sr_lock_owner(&self.first[index]) != self.engine.g.rank:
@@ -229,9 +229,9 @@ cdef class Lock:
 
 # ---- one-sided access ------------------------------------------------------------------------------------------
 
-# A rank reads, writes and combines elements block by block, each block under its lock. No other rank takes part.
+# A rank reads, writes and combines elements range by range, each range under its lock. No other rank takes part.
 cdef enum:
-    LOCKED_NBYTES = 32 << 10   # a few microseconds of work, about half of an L1 cache
+    LOCKED_NBYTES = 32 << 10   # of a range: a few microseconds of work, about half of an L1 cache
     MOST_STRIPES = 16    # usually more than the ranks in access() at a time; two cache lines each
     MOST_ELEMENTS = 1024   # indexed elements processed while a stripe is held
 
@@ -261,7 +261,7 @@ cdef inline int stripe_of(const Access *a, size_t k, int nstripes) noexcept nogi
     return <int> ((a.offset + element_offset(a, k)) // LOCKED_NBYTES % nstripes)
 
 
-# Number of elements from `done` on that are in one block or, if indexed, in one stripe.
+# Number of elements from `done` on that are in one range or, if indexed, in one stripe.
 cdef inline size_t count_in_stripe(const Access *a, int stripe, int nstripes) noexcept nogil:
     cdef size_t k, nbytes
     if a.index == NULL:
@@ -290,9 +290,9 @@ cdef inline void access_elements(const Access *a, size_t k, size_t count) noexce
     a.fold(&there, 1, 0, sources, 2, count, 1)
 
 
-# Proceed block by block. Return -1 when done, else the stripe that another thread or rank holds. held: a stripe that
+# Proceed range by range. Return -1 when done, else the stripe that another thread or rank holds. held: a stripe that
 # this thread already holds, or -1.
-cdef int access_blocks(Access *a, sr_lock *first, int nstripes, int rank, int held) noexcept nogil:
+cdef int access_ranges(Access *a, sr_lock *first, int nstripes, int rank, int held) noexcept nogil:
     cdef size_t count, k
     cdef int stripe
     while a.done < a.count:
@@ -312,7 +312,7 @@ cdef int access_blocks(Access *a, sr_lock *first, int nstripes, int rank, int he
 
 
 cdef class Stripes:
-    """The locks of an array's blocks of 32 KiB. Block b uses lock b modulo the number of locks."""
+    """The locks of an array's ranges of 32 KiB. Range i uses lock i modulo the number of locks."""
 
     cdef Engine engine
     cdef Locks locks
@@ -321,11 +321,11 @@ cdef class Stripes:
     def __cinit__(self, Engine engine, memory, uintptr_t begin, uintptr_t locks, int count):
         self.engine = engine
         self.begin = begin
-        self.locks = Locks(engine, memory, locks, count, of_blocks=True)
+        self.locks = Locks(engine, memory, locks, count, of_stripes=True)
 
     def access(self, cnp.ndarray array, size_t first, size_t count, cnp.ndarray index, cnp.ndarray values,
                cnp.ndarray out, int dtype, int op, timeout):
-        """Copy elements to `out`, then set them to `values` or to elements op values, block by block.
+        """Copy elements to `out`, then set them to `values` or to elements op values, range by range.
 
         array: the shared array or a view of it. index: the elements as intp, or None for `count` elements from `first`
         on. values, out: contiguous, of the array's dtype, one for each element, or None. op: -1 to replace. The caller
@@ -365,7 +365,7 @@ cdef class Stripes:
         while a.done < a.count:
             with nogil:
                 modes = sr_float_env_enter()
-                stripe = access_blocks(a, first, nstripes, rank, stripe)
+                stripe = access_ranges(a, first, nstripes, rank, stripe)
                 sr_float_env_leave(modes)
             if stripe >= 0:
                 self.locks.wait(stripe, timeout_s)

@@ -59,7 +59,7 @@ class Arena:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
 
-class Descriptor:
+class FileDescriptor:
     """A file descriptor, -1 at first: set `fd`. It is closed with this object, unless `fd` is -1."""
 
     fd: int

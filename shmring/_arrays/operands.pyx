@@ -1,5 +1,5 @@
 # Find the memory of an array of any library: the fields of a NumPy array, the buffer protocol, and slower protocols.
-# `Arena` is the other direction: it provides memory for new arrays of NumPy. `Descriptor` owns the file of some memory.
+# `Arena` is the other direction: it provides memory for new arrays of NumPy. `FileDescriptor` owns the file of memory.
 
 cimport cython
 
@@ -772,7 +772,7 @@ _entered = contextvars.ContextVar("shmring_arenas", default=None)
 
 # ---- a descriptor: the file of shared memory --------------------------------------------------------------------
 
-cdef class Descriptor:
+cdef class FileDescriptor:
     """A file descriptor, -1 at first: set `fd`. It is closed with this object, unless `fd` is -1.
 
     C code closes it, so no exception of a signal handler in a destructor can prevent it.

@@ -1,13 +1,13 @@
 """Arrays that travel between processes as descriptors: `share`, `shared_empty` and `shared_zeros`.
 
-Each array is in a block of its own, nameless shared memory behind one page with counters. When
-multiprocessing pickles an ndarray whose memory is in a block, the pickle has the number of this process's
-descriptor, and the process that loads it opens `/proc/PID/fd/NUMBER`. Every process that has the block
+Each array is in a region of its own, nameless shared memory behind one page with counters. When
+multiprocessing pickles an ndarray whose memory is in a region, the pickle has the number of this process's
+descriptor, and the process that loads it opens `/proc/PID/fd/NUMBER`. Every process that has the region
 keeps a descriptor as long as it has arrays on it, or pickles of it are under way: sent, and not yet
 loaded. So the kernel frees the memory with the last process that can reach it, however that process ends.
 
 A process looks for pickles that were loaded only when it shares, sends or receives the next array. To
-free memory earlier, `Head.references` counts the processes with arrays on the block and the pickles under
+free memory earlier, `Head.references` counts the processes with arrays on the region and the pickles under
 way. The process that takes the last reference away frees the pages. A process that is killed leaves its
 reference, which only delays this until the descriptors are closed.
 
@@ -43,7 +43,7 @@ from .._system.limits import explain
 from ..errors import Error
 from . import keeper
 from .allocator import Part, check_possible, check_shape_and_dtype
-from .operands import Descriptor
+from .operands import FileDescriptor
 
 _Array = np.ndarray[Any, Any]
 _Shape = int | tuple[int, ...]
@@ -62,17 +62,17 @@ _SENT, _LOADED = 0, 1  # lowest bit of a slot; the others are the number of its 
 
 
 class Head(ctypes.Structure):
-    """The first page of a block. Its fields change under the block's lock."""
+    """The first page of a region. Its fields change under the region's lock."""
 
     _fields_ = (
         ("magic", ctypes.c_uint64),
-        ("nonce", ctypes.c_uint64),  # another one for each use of the block
+        ("nonce", ctypes.c_uint64),  # another one for each use of the region
         ("nbytes", ctypes.c_uint64),  # after this page
         ("references", ctypes.c_uint32),
         ("next_use", ctypes.c_uint32 * 2),  # the number of the next pickle in `slots`, and behind the array
-        ("is_reusable", ctypes.c_uint8),  # its first process uses the block again: nobody frees the pages
+        ("is_reusable", ctypes.c_uint8),  # its first process uses the region again: nobody frees the pages
         ("is_by_value", ctypes.c_uint8),  # a pool made it to send one array; see `reduce_copy`
-        # A forked child has arrays that `references` lacks: nobody frees the pages or uses the block again.
+        # A forked child has arrays that `references` lacks: nobody frees the pages or uses the region again.
         ("is_uncounted", ctypes.c_uint8),
         # One for each pickle: 0, or the number of the use, and _SENT or _LOADED.
         ("slots", ctypes.c_uint16 * _NSLOTS),
@@ -83,27 +83,27 @@ assert ctypes.sizeof(Head) <= _HEAD_NBYTES
 
 
 def _file_nbytes(nbytes: int) -> int:
-    """Return the size of the file of a block of nbytes: its head, the array, and further slots."""
+    """Return the size of the file of a region of nbytes: its head, the array, and further slots."""
     return _HEAD_NBYTES + -(-nbytes // _HEAD_NBYTES) * _HEAD_NBYTES + _NFURTHER * _SLOT.size
 
 
 class _Part(Part):
-    """Base object of all arrays of this process on a block; the reference of this process goes with it."""
+    """Base object of all arrays of this process on a region; the reference of this process goes with it."""
 
-    block: PassedMemory  # set once there is an array: NumPy loses its base object if it has no memory for it
+    region: Region  # set once there is an array: NumPy loses its base object if it has no memory for it
 
-    def __init__(self, block: PassedMemory) -> None:
-        super().__init__(block.data.address + _HEAD_NBYTES, block.nbytes, is_writable=block.is_writable)
+    def __init__(self, region: Region) -> None:
+        super().__init__(region.data.address + _HEAD_NBYTES, region.nbytes, is_writable=region.is_writable)
 
 
 class _PartRef(weakref.ref[_Part]):
-    """A reference to a part. After the part's end it is in `_dropped`, until its block has been dropped."""
+    """A reference to a part. After the part's end it is in `_dropped`, until its region has been dropped."""
 
-    __slots__ = ("block",)
-    block: PassedMemory
+    __slots__ = ("region",)
+    region: Region
 
 
-class PassedMemory(Descriptor):
+class Region(FileDescriptor):
     """The memory of one shared array, as this process has it. It closes its descriptor when it is dropped.
 
     It exists before its descriptor, so that no exception loses the descriptor: set `fd`, then call `map`.
@@ -129,7 +129,7 @@ class PassedMemory(Descriptor):
         self.data = segments.Mapping(self.fd, _HEAD_NBYTES + self.nbytes, writable=self.is_writable)
 
     def begin(self, for_receivers: bool, is_by_value: bool) -> None:
-        """Begin a use of this block by its maker."""
+        """Begin a use of this region by its maker."""
         self.for_receivers = for_receivers
         with segments.locked(self.fd):
             head = self.head
@@ -143,10 +143,10 @@ class PassedMemory(Descriptor):
         if part is None:
             part = _Part(self)
             whole = np.asarray(part)
-            part.block = self
+            part.region = self
             weakref.finalize(part, _drop_all).atexit = False
             ref = _PartRef(part, _dropped.append)  # called before the finalizer, and never interrupted
-            ref.block, self.part = self, ref
+            ref.region, self.part = self, ref
             return whole
         return np.asarray(part)
 
@@ -165,11 +165,11 @@ class PassedMemory(Descriptor):
         head, begin = self.head, 0
         for kind, (count, ntries) in enumerate([(_NSLOTS, _NTRIES), (_NFURTHER, _NFURTHER)]):
             for _ in range(ntries):
-                use, place = divmod(head.next_use[kind], count)
+                use, index = divmod(head.next_use[kind], count)
                 head.next_use[kind] += 1
-                before = self.slot(begin + place)
+                before = self.slot(begin + index)
                 if not before or before & 1 == _LOADED:
-                    return begin + place, (use % 0x7FFF + 1) << 1 | _SENT
+                    return begin + index, (use % 0x7FFF + 1) << 1 | _SENT
             begin += count
         raise Error(
             f"{_NFURTHER} pickles of one shared array were sent and not loaded: load them, or send fewer "
@@ -194,7 +194,7 @@ class PassedMemory(Descriptor):
                 raise explain(error, "counting the pickles of a shared array") from error
 
     def slot_file_offset(self, number: int) -> int:
-        """Return the place of a slot behind the array, in the file."""
+        """Return the offset in the file of a slot behind the array."""
         return _file_nbytes(self.nbytes) - (_NSLOTS + _NFURTHER - number) * _SLOT.size
 
     def receive(self, nonce: int, slot: int, value: int) -> bool:
@@ -246,9 +246,9 @@ class PassedMemory(Descriptor):
                 segments.free(self.fd, _HEAD_NBYTES, _file_nbytes(self.nbytes) - _HEAD_NBYTES)
 
     def close(self) -> None:
-        """Unmap the block and close the descriptor. A second call completes what an exception cut short."""
-        if _blocks.get(self.nonce) is self:
-            del _blocks[self.nonce]
+        """Unmap the region and close the descriptor. A second call completes what an exception cut short."""
+        if _regions.get(self.nonce) is self:
+            del _regions[self.nonce]
         if self.fd >= 0:
             self.data.close()
             self.close_fd()
@@ -257,20 +257,20 @@ class PassedMemory(Descriptor):
     def close_fd(self) -> None:
         """Close the descriptor, which holds the pages.
 
-        Call it if the block cannot be made or opened: a traceback may hold the block for long.
+        Call it if the region cannot be made or opened: a traceback may hold the region for long.
         """
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
 
 
-# ---- the blocks of this process ----------------------------------------------------------------------------
+# ---- the regions of this process ---------------------------------------------------------------------------
 
-_blocks: dict[int, PassedMemory] = {}  # by nonce, those with an array here or with pickles under way
-_sent: set[PassedMemory] = set()  # those with pickles under way
-_reusable: list[PassedMemory] = []  # to be used again, the oldest first
-_dropped: collections.deque[_PartRef] = collections.deque()  # of blocks whose last array here is gone
-_guard = threading.Lock()  # of all of these, and of each block
+_regions: dict[int, Region] = {}  # by nonce, those with an array here or with pickles under way
+_sent: set[Region] = set()  # those with pickles under way
+_reusable: list[Region] = []  # to be used again, the oldest first
+_dropped: collections.deque[_PartRef] = collections.deque()  # of regions whose last array here is gone
+_guard = threading.Lock()  # of all of these, and of each region
 # Taken with _guard: it can say whether this thread holds it. (For any thread: only from Python 3.14 on.)
 _inside = threading.RLock()
 _swept_s = 0.0
@@ -292,7 +292,7 @@ def _check_outside() -> None:
 
 
 def _drop_all() -> None:
-    """Drop the blocks whose last array is gone. Called after each use of the guard, and when an array goes.
+    """Drop the regions whose last array is gone. Called after each use of the guard, and when an array goes.
 
     The garbage collector lets arrays go at any moment, also while this thread holds the guard.
     """
@@ -304,32 +304,32 @@ def _drop_all() -> None:
 def _drop_all_guarded() -> None:
     while _dropped:
         ref = _dropped[0]  # it stays there until all is done: an exception may come at any line
-        block = ref.block
-        if block.fd >= 0 and (block.part is ref or block.part is None):
+        region = ref.region
+        if region.fd >= 0 and (region.part is ref or region.part is None):
             with contextlib.suppress(Error, OSError):  # the kernel frees it with the last descriptor
-                block.drop()
-            block.part = None
-            block.forget_loaded()
-            _close_unused(block)
-        _dropped.popleft()  # or the block came back by a pickle, whose reference remained
+                region.drop()
+            region.part = None
+            region.forget_loaded()
+            _close_unused(region)
+        _dropped.popleft()  # or the region came back by a pickle, whose reference remained
 
 
-def _close_unused(block: PassedMemory) -> None:
-    """Close or keep a block without arrays and pickles. After an exception, call it again."""
-    if block.under_way:
+def _close_unused(region: Region) -> None:
+    """Close or keep a region without arrays and pickles. After an exception, call it again."""
+    if region.under_way:
         return
-    if block.part is None and block.fd >= 0:
+    if region.part is None and region.fd >= 0:
         if (
-            _may_be_reused(block.head)
-            and block.maker == os.getpid()
-            and not file_descriptors.are_scarce(block.fd)
+            _may_be_reused(region.head)
+            and region.maker == os.getpid()
+            and not file_descriptors.are_scarce(region.fd)
         ):
-            if _blocks.pop(block.nonce, None) is not None:
-                _reusable.append(block)
+            if _regions.pop(region.nonce, None) is not None:
+                _reusable.append(region)
             _trim_reusable()
         else:
-            block.close()
-    _sent.discard(block)  # last: after an exception, the next sweep finds the block
+            region.close()
+    _sent.discard(region)  # last: after an exception, the next sweep finds the region
 
 
 def _may_be_reused(head: Head) -> bool:
@@ -341,45 +341,45 @@ def _reuse_limit_nbytes() -> int:
 
 
 def _trim_reusable() -> None:
-    while sum(block.nbytes for block in _reusable) > _reuse_limit_nbytes():
+    while sum(region.nbytes for region in _reusable) > _reuse_limit_nbytes():
         _reusable.pop(0).close()
 
 
 def _sweep() -> None:
-    """Close the blocks without arrays here whose pickles were loaded. The caller holds the guard."""
+    """Close the regions without arrays here whose pickles were loaded. The caller holds the guard."""
     global _swept_s
     _drop_all_guarded()
     now_s = time.monotonic()
     if now_s < _swept_s + _SWEEP_S:
         return
     _swept_s = now_s
-    for block in list(_sent):
-        block.forget_loaded()
-        _close_unused(block)
+    for region in list(_sent):
+        region.forget_loaded()
+        _close_unused(region)
 
 
-def _used_again(nbytes: int) -> PassedMemory | None:
-    for place, block in enumerate(_reusable):
-        head = block.head
-        if nbytes <= block.nbytes <= 2 * nbytes and head.references == 0 and _may_be_reused(head):
-            return _reusable.pop(place)
+def _used_again(nbytes: int) -> Region | None:
+    for index, region in enumerate(_reusable):
+        head = region.head
+        if nbytes <= region.nbytes <= 2 * nbytes and head.references == 0 and _may_be_reused(head):
+            return _reusable.pop(index)
     return None
 
 
-def _make_block(nbytes: int, data: _Array | None) -> PassedMemory:
-    """Return a new block that begins with these bytes."""
-    block = PassedMemory(nbytes, True, True, os.getpid())
+def _make_region(nbytes: int, data: _Array | None) -> Region:
+    """Return a new region that begins with these bytes."""
+    region = Region(nbytes, True, True, os.getpid())
     try:
-        block.fd = segments.create(_file_nbytes(nbytes), kind="memfd")
+        region.fd = segments.create(_file_nbytes(nbytes), kind="memfd")
         purpose = "a shared array"
-        segments.allocate(block.fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
+        segments.allocate(region.fd, 0, _HEAD_NBYTES + (nbytes if data is None else 0), purpose=purpose)
         if data is not None:  # pages need not be cleared first, so this takes half of the time of a copy
-            segments.write(block.fd, _HEAD_NBYTES, data.data, purpose=purpose)
-        block.map()
+            segments.write(region.fd, _HEAD_NBYTES, data.data, purpose=purpose)
+        region.map()
     except BaseException:
-        block.close_fd()
+        region.close_fd()
         raise
-    return block
+    return region
 
 
 # ---- what users call ---------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def share(array: ArrayLike, *, writable: bool = False, copy: bool | None = True)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array is two arrays; share array.data and array.mask")
     given = np.asarray(array)
-    if not copy and block_of(given) is not None:
+    if not copy and region_of(given) is not None:
         return given
     if copy is False:
         raise ValueError("the array is not one that `share` has made: copy=None copies it")
@@ -630,15 +630,15 @@ def _shared(
     _check_outside()
     with _inside, _guard:
         _sweep()
-        block = _used_again(nbytes)
-    if block is None:
-        block = _make_block(nbytes, data)
+        region = _used_again(nbytes)
+    if region is None:
+        region = _make_region(nbytes, data)
     elif data is not None or is_cleared:
-        np.asarray(_Part(block))[:nbytes] = 0 if data is None else data
+        np.asarray(_Part(region))[:nbytes] = 0 if data is None else data
     with _inside, _guard:
-        block.begin(writable, is_by_value)
-        whole = block.array()
-        _blocks[block.nonce] = block
+        region.begin(writable, is_by_value)
+        whole = region.array()
+        _regions[region.nonce] = region
     _drop_all()
     return np.ndarray(lengths, items, whole, order=order)
 
@@ -646,23 +646,23 @@ def _shared(
 # ---- pickles -----------------------------------------------------------------------------------------------
 
 
-def block_of(array: _Array) -> PassedMemory | None:
-    """Return the block in which an array's memory is. None for memory that is not passed by reference."""
-    block = _block_below(array)
-    return block if block is not None and not block.head.is_by_value else None
+def region_of(array: _Array) -> Region | None:
+    """Return the region in which an array's memory is. None for memory that is not passed by reference."""
+    region = _region_below(array)
+    return region if region is not None and not region.head.is_by_value else None
 
 
-def _block_below(array: _Array) -> PassedMemory | None:
+def _region_below(array: _Array) -> Region | None:
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    return base.block if isinstance(base, _Part) else None
+    return base.region if isinstance(base, _Part) else None
 
 
 def reduce_array(array: _Array) -> Any:
     """Return how an ndarray is pickled, as `object.__reduce_ex__`."""
-    block = block_of(array)
-    return reduce_plainly(array, _PROTOCOL) if block is None else _reduce(array, block)
+    region = region_of(array)
+    return reduce_plainly(array, _PROTOCOL) if region is None else _reduce(array, region)
 
 
 def reduce_plainly(array: _Array, protocol: int) -> Any:
@@ -678,9 +678,9 @@ def reduce_copy(array: _Array) -> Any:
     process should save its descriptors.
     """
     copy = _copy(array, True, is_by_value=True)
-    block = _block_below(copy)
-    assert block is not None
-    return None if file_descriptors.are_scarce(block.fd) else _reduce(copy, block)
+    region = _region_below(copy)
+    assert region is not None
+    return None if file_descriptors.are_scarce(region.fd) else _reduce(copy, region)
 
 
 def take_back(reduced: Iterable[Any]) -> None:
@@ -689,30 +689,30 @@ def take_back(reduced: Iterable[Any]) -> None:
     with _inside, _guard:
         for _, (_, use, *_) in reduced:
             nonce, _, _, slot, value = use
-            block = _blocks.get(nonce)
-            if block is not None and block.under_way.get(slot) == value:
+            region = _regions.get(nonce)
+            if region is not None and region.under_way.get(slot) == value:
                 with contextlib.suppress(Error, OSError):
-                    block.take_back(slot, value)
-                    _close_unused(block)
+                    region.take_back(slot, value)
+                    _close_unused(region)
     _drop_all()
 
 
-def _reduce(array: _Array, block: PassedMemory) -> Any:
+def _reduce(array: _Array, region: Region) -> Any:
     _check_outside()
     with _inside, _guard:
         _sweep()
-        sent = block.send()
+        sent = region.send()
     _drop_all()
-    # A view without items may begin outside the block.
-    offset = array.__array_interface__["data"][0] - block.data.address - _HEAD_NBYTES if array.size else 0
+    # A view without items may begin outside the region.
+    offset = array.__array_interface__["data"][0] - region.data.address - _HEAD_NBYTES if array.size else 0
     place = (
         file_descriptors.machine(),
         _token(),
         os.getpid(),
-        block.fd,
-        *file_descriptors.identity_of(block.fd),
+        region.fd,
+        *file_descriptors.identity_of(region.fd),
     )
-    use = block.nonce, block.nbytes, block.for_receivers, *sent
+    use = region.nonce, region.nbytes, region.for_receivers, *sent
     return _load, (place, use, offset, array.dtype, array.shape, array.strides, array.flags.writeable)
 
 
@@ -732,29 +732,29 @@ def _load(
     _check_outside()
     with _inside, _guard:
         _sweep()
-        block = _blocks.get(nonce)
-        if block is None:
-            block = PassedMemory(nbytes, for_receivers, for_receivers)
+        region = _regions.get(nonce)
+        if region is None:
+            region = Region(nbytes, for_receivers, for_receivers)
             try:
-                block.fd = _open(pid, number, identity, token, nonce)
-                _map(block, pid, identity)
+                region.fd = _open(pid, number, identity, token, nonce)
+                _map(region, pid, identity)
             except BaseException:
-                block.close_fd()
+                region.close_fd()
                 raise
-        if not 0 <= slot < _NSLOTS + _NFURTHER or not block.receive(nonce, slot, value):
+        if not 0 <= slot < _NSLOTS + _NFURTHER or not region.receive(nonce, slot, value):
             raise _gone(pid)
-        data = block.array()
-        _blocks[nonce] = block
+        data = region.array()
+        _regions[nonce] = region
     _drop_all()
     array: _Array = np.ndarray(shape, dtype, data, offset, strides)
     if not (writable and for_receivers):
         array.flags.writeable = False
     # Only this process has the array, so an ordinary copy is the same to it.
-    return array.copy("K") if block.head.is_by_value and file_descriptors.are_scarce(block.fd) else array
+    return array.copy("K") if region.head.is_by_value and file_descriptors.are_scarce(region.fd) else array
 
 
 def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) -> int:
-    """Return a descriptor of the block of another process, or of the keeper after its end."""
+    """Return a descriptor of the region of another process, or of the keeper after its end."""
     fd = file_descriptors.open_there(pid, number, identity, _WHAT)
     if fd is None:
         fd = keeper.ask(token, nonce)
@@ -763,13 +763,13 @@ def _open(pid: int, number: int, identity: list[int], token: str, nonce: int) ->
     return fd
 
 
-def _map(block: PassedMemory, pid: int, identity: list[int]) -> None:
-    """Map a block of another process once its descriptor is proven to be of that memory."""
-    about = os.fstat(block.fd)
-    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _file_nbytes(block.nbytes)]:
+def _map(region: Region, pid: int, identity: list[int]) -> None:
+    """Map a region of another process once its descriptor is proven to be of that memory."""
+    about = os.fstat(region.fd)
+    if [about.st_dev, about.st_ino, about.st_size] != [*identity, _file_nbytes(region.nbytes)]:
         raise _gone(pid)
-    block.map()
-    if (block.head.magic, block.head.nbytes) != (_MAGIC, block.nbytes):
+    region.map()
+    if (region.head.magic, region.head.nbytes) != (_MAGIC, region.nbytes):
         raise _gone(pid)
 
 
@@ -800,7 +800,7 @@ def _prepare_end(*_: object) -> None:
 
 
 def _end() -> None:
-    """Leave a process that keeps the blocks whose pickles have not been loaded when this process ends."""
+    """Leave a process that keeps the regions whose pickles have not been loaded when this process ends."""
     deadline_s = time.monotonic() + _EXIT_S
     while _are_under_way() and time.monotonic() < deadline_s:
         time.sleep(0.001)
@@ -819,7 +819,7 @@ def _end() -> None:
         if is_keeper:
             keeper.serve(
                 server,
-                {block.nonce: block.fd for block in _sent},
+                {region.nonce: region.fd for region in _sent},
                 _are_under_way,
                 parent.pid if parent is not None else None,
             )
@@ -832,14 +832,14 @@ _in_keeper: list[bool] = []
 
 
 def _are_under_way() -> bool:
-    for block in list(_sent):
-        block.forget_loaded()
-        if not block.under_way:
-            _sent.discard(block)
+    for region in list(_sent):
+        region.forget_loaded()
+        if not region.under_way:
+            _sent.discard(region)
     return bool(_sent)
 
 
-_counted_for_child: set[PassedMemory] = set()
+_counted_for_child: set[Region] = set()
 _was_inside = False  # before the fork
 
 
@@ -854,11 +854,11 @@ def _before_fork() -> None:
     _inside.acquire()
     if not _was_inside:
         _guard.acquire()
-    for block in _blocks.values():
-        if block.part is not None:
-            with contextlib.suppress(Error, OSError), segments.locked(block.fd):  # it needs a descriptor
-                block.head.references += 1
-                _counted_for_child.add(block)
+    for region in _regions.values():
+        if region.part is not None:
+            with contextlib.suppress(Error, OSError), segments.locked(region.fd):  # it needs a descriptor
+                region.head.references += 1
+                _counted_for_child.add(region)
 
 
 def _mark_uncounted() -> None:
@@ -866,9 +866,9 @@ def _mark_uncounted() -> None:
 
     The parent and the child both do so, before either drops an array.
     """
-    for block in list(_blocks.values()):  # another thread may change it if the guard could not be taken
-        if block.part is not None and block not in _counted_for_child:
-            block.head.is_uncounted = 1
+    for region in list(_regions.values()):  # another thread may change it if the guard could not be taken
+        if region.part is not None and region not in _counted_for_child:
+            region.head.is_uncounted = 1
     _counted_for_child.clear()
 
 
@@ -890,10 +890,10 @@ def _after_fork_in_child() -> None:
     _token.cache_clear()
     _prepare_end()
     _sent.clear()  # its parent's pickles
-    for block in [*_blocks.values(), *_reusable]:
-        block.under_way.clear()
-        if block.part is None:
-            block.close()
+    for region in [*_regions.values(), *_reusable]:
+        region.under_way.clear()
+        if region.part is None:
+            region.close()
     _reusable.clear()
     _reuse_limits.clear()  # its parent's pools
 

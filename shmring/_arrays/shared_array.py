@@ -40,8 +40,8 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
 
     `put`, `get`, `accumulate` and `fetch_and_add` are one-sided, as in MPI-3: any rank may call them at any
     time, and no other rank takes part. They are atomic towards each other, but not towards plain indexing.
-    Each element is atomic. A slice is atomic within a block of 32 KiB, counted from the array's start; a
-    longer slice is processed block by block. A `get` sees the writes of every call that returned before the
+    Each element is atomic. A slice is atomic within a range of 32 KiB, counted from the array's start; a
+    longer slice is processed range by range. A `get` sees the writes of every call that returned before the
     `get` began. Calls of different ranks are ordered only by `fence`, `lock` or messages. The array may have
     any dtype that can be reduced, and may be a view whose elements are contiguous, such as `array[2:4]`.
 
@@ -52,7 +52,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
         each as often as it occurs), or all. For an array of two or more dimensions, only `put` takes a tuple,
         as `np.put` does: it looks like an index of axes, for which `np.ravel_multi_index` gives the number.
     timeout : float, optional
-        Seconds to wait for a rank that accesses the same block. None: the communicator's timeout.
+        Seconds to wait for a rank that accesses the same range. None: the communicator's timeout.
 
     Errors of one-sided methods
     ---------------------------
@@ -62,7 +62,7 @@ class SharedArray(np.ndarray[Any, np.dtype[Any]]):
     Timeout
         The elements processed before it stay changed, as they do after an interruption.
     RankFailed
-        If a rank died while it accessed a block.
+        If a rank died while it accessed a range.
     Error
         If the communicator has ended: `Closed`, or the error that ended it.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import shmring
 
-from .._arrays.passing import block_of, reduce_array, reduce_copy, reduce_plainly, take_back
+from .._arrays.passing import reduce_array, reduce_copy, reduce_plainly, region_of, take_back
 
 LEAST_NBYTES = 1 << 20  # bench_share.py: sharing is clearly faster from here on
 KEEP_NBYTES = 1 << 30
@@ -44,7 +44,7 @@ def reducer(least_nbytes: int, otherwise: _Reducer | None = None, sent: list[Any
 
     def reduce(array: np.ndarray[Any, Any]) -> Any:
         reduced = None
-        if block_of(array) is not None:
+        if region_of(array) is not None:
             reduced = reduce_array(array)
         elif array.nbytes >= least_nbytes and not array.dtype.hasobject:
             reduced = reduce_copy(array)
@@ -104,7 +104,7 @@ def light_copies(values: Iterable[Any], least_nbytes: int) -> list[Any] | None:
     for value in values:
         kind = type(value)
         if kind is np.ndarray:
-            if value.nbytes >= least_nbytes or value.dtype.hasobject or block_of(value) is not None:
+            if value.nbytes >= least_nbytes or value.dtype.hasobject or region_of(value) is not None:
                 return None
             if id(value) not in made:
                 made[id(value)] = value.copy("A")

@@ -351,7 +351,7 @@ class _Collective:
 class _OneSided:
     """Asynchronous on one host: params in shared memory, updated by the worker that has a gradient.
 
-    No messages are sent to servers. Plain SGD is an addition, which `accumulate` does block by block. Other
+    No messages are sent to servers. Plain SGD is an addition, which `accumulate` does range by range. Other
     rules read the values that they change, so each chunk has a lock, which `pull` takes as well.
     """
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arrays.operands import Descriptor
+from .._arrays.operands import FileDescriptor
 from .messages import buffer, get_address
 
 
 class _Block(mmap.mmap):
     """Memory, and the descriptor of its file, which is closed with it."""
 
-    file: Descriptor
+    file: FileDescriptor
     address: int
 
 
@@ -48,7 +48,7 @@ def allocate(nbytes: int) -> buffer:
 
 
 def _new_block(nbytes: int) -> _Block:
-    file = Descriptor()
+    file = FileDescriptor()
     file.fd = os.memfd_create("shmring-alloc-mem")
     os.ftruncate(file.fd, nbytes)
     block = _Block(file.fd, nbytes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arrays.operands import Descriptor
+from .._arrays.operands import FileDescriptor
 from ..errors import Error, RankFailed
 from .messages import get_address
 
@@ -29,7 +29,7 @@ class ProcessPart(NamedTuple):
     mark: bytes
 
 
-class _File(Descriptor):
+class _File(FileDescriptor):
     """The open /proc/PID/mem of a process."""
 
     def __init__(self, pid: int) -> None:

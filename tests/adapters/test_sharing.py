@@ -39,7 +39,7 @@ def is_shared(holder):
     base = holder["deep"][0].array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    return hasattr(base, "block")
+    return hasattr(base, "region")
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

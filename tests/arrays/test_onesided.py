@@ -1,5 +1,5 @@
 """put, get, accumulate and fetch_and_add on an array that all ranks see: NumPy's results, exact totals in any
-order of arrival, blocks that no rank sees half written, and ranks that die inside one."""
+order of arrival, ranges that no rank sees half written, and ranks that die inside one."""
 
 import ctypes
 import enum
@@ -19,7 +19,7 @@ from shmring._arrays import shared_array as shared
 from shmring._arrays.locks import LOCK_NBYTES
 from tests.collectives.test_errors import assert_all
 
-BLOCK = 32 << 10  # bytes that are whole
+RANGE_NBYTES = 32 << 10  # bytes that are whole
 UFUNCS = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
@@ -199,7 +199,7 @@ def test_bfloat16(world_of):
 def hammer(comm, dtype, turns):
     """Check that no addition is lost, in any order of arrival. Added values are subtracted again: all sums
     are exact."""
-    count = 3 * BLOCK // np.dtype(dtype).itemsize + 5
+    count = 3 * RANGE_NBYTES // np.dtype(dtype).itemsize + 5
     a = comm.shared(count, dtype)
     rng = np.random.default_rng(comm.rank)
     plus = rng.integers(0, 3, count).astype(dtype)
@@ -241,7 +241,7 @@ def test_every_ticket_is_drawn_once(world_of, size):
 
 
 def by_threads(comm):
-    counter = comm.shared(BLOCK, "i8")
+    counter = comm.shared(RANGE_NBYTES, "i8")
     threads = [threading.Thread(target=lambda: [counter.accumulate(..., 1) for _ in range(40)]) for _ in "ab"]
     for thread in threads:
         thread.start()
@@ -251,14 +251,14 @@ def by_threads(comm):
     return bool((counter == 80 * comm.size).all())
 
 
-def test_threads_of_a_rank_keep_out_of_each_others_blocks(world_of):
+def test_threads_of_a_rank_keep_out_of_each_others_ranges(world_of):
     assert all(world_of(2)(by_threads))
 
 
 def tear(comm, times):
-    """Let two ranks write whole blocks of one number each; a reader sees one number in each block."""
-    per_block = BLOCK // 8
-    a = comm.shared((4, per_block), "i8")
+    """Let two ranks write whole ranges of one number each; a reader sees one number in each range."""
+    per_range = RANGE_NBYTES // 8
+    a = comm.shared((4, per_range), "i8")
     torn = 0
     comm.barrier()
     for turn in range(times):
@@ -272,7 +272,7 @@ def tear(comm, times):
     return torn
 
 
-def test_no_rank_sees_a_block_half_written(world_of):
+def test_no_rank_sees_a_range_half_written(world_of):
     assert world_of(4)(tear, 500) == [0] * 4
 
 
@@ -292,49 +292,49 @@ def test_a_group_has_its_own(world_of):
 
 
 def take_stripe(comm, array):
-    """Set the stripe's word as if this rank were inside the array's first block."""
+    """Set the stripe's word as if this rank were inside the array's first range."""
     offset = shared.room_nbytes(array.nbytes, 0) - locks.count_for(array.nbytes) * LOCK_NBYTES
     ctypes.c_uint32.from_address(array.ctypes.data + offset).value = comm.rank + 1
 
 
 def die_inside(comm):
-    a = comm.shared(3 * BLOCK, "u1")
+    a = comm.shared(3 * RANGE_NBYTES, "u1")
     if comm.rank == 1:
         take_stripe(comm, a)
         a.fence()
         time.sleep(0.1)  # so that the others wait already
         os.kill(os.getpid(), signal.SIGKILL)
     a.fence()
-    a.accumulate(slice(BLOCK, None), 1)  # behind its block
-    a.accumulate(BLOCK - 1, 1)
+    a.accumulate(slice(RANGE_NBYTES, None), 1)  # behind its range
+    a.accumulate(RANGE_NBYTES - 1, 1)
 
 
-def test_a_wait_for_a_dead_ranks_block_raises():
+def test_a_wait_for_a_dead_ranks_range_raises():
     with Ranks(3) as ranks:
         first, gone, last = ranks.meet().outcomes(die_inside)
         assert isinstance(gone, Died)
         for error in assert_all([first, last], shmring.RankFailed):
             assert error.rank == 1
-            assert "while it accessed a block of a shared array" in str(error)
+            assert "while it accessed a range of a shared array" in str(error)
 
 
 def wait_in_vain(comm):
-    """Keep rank 1 inside the first block: Timeout and Ctrl-C leave completed parts done, and have no other
+    """Keep rank 1 inside the first range: Timeout and Ctrl-C leave completed parts done, and have no other
     effect."""
-    a = comm.shared(2 * BLOCK, "u1")
+    a = comm.shared(2 * RANGE_NBYTES, "u1")
     if comm.rank == 1:
         take_stripe(comm, a)
         a.fence()
     else:
         a.fence()
-        with pytest.raises(shmring.Timeout, match="rank 1 still accessed a block of a shared array"):
+        with pytest.raises(shmring.Timeout, match="rank 1 still accessed a range of a shared array"):
             a.accumulate(..., 1, timeout=0.2)
-        interrupt_once_there(a[BLOCK:])  # the part before the one that waits
+        interrupt_once_there(a[RANGE_NBYTES:])  # the part before the one that waits
         with pytest.raises(KeyboardInterrupt):
-            a.put([BLOCK, 0], 7)
-        assert a.get(BLOCK) == 7
+            a.put([RANGE_NBYTES, 0], 7)
+        assert a.get(RANGE_NBYTES) == 7
     a.fence()
-    return a.tolist() == [0] * BLOCK + [7] + [0] * (BLOCK - 1)
+    return a.tolist() == [0] * RANGE_NBYTES + [7] + [0] * (RANGE_NBYTES - 1)
 
 
 def test_a_wait_ends_by_a_timeout_or_by_ctrl_c(world_of):
@@ -440,9 +440,9 @@ def test_wrong_arguments_are_refused_and_change_nothing(world_of):
 def room(comm):
     """Stripes are part of the array's memory: none of an empty one, 16 at most."""
     line = LOCK_NBYTES
-    rooms = [shared.room_nbytes(nbytes, 0) for nbytes in (0, 1, BLOCK, BLOCK + 1)]
-    assert rooms == [0, 2 * line, BLOCK + line, BLOCK + 3 * line]
-    return shared.room_nbytes(64 * BLOCK, 3) == 64 * BLOCK + (3 + 16) * line
+    rooms = [shared.room_nbytes(nbytes, 0) for nbytes in (0, 1, RANGE_NBYTES, RANGE_NBYTES + 1)]
+    assert rooms == [0, 2 * line, RANGE_NBYTES + line, RANGE_NBYTES + 3 * line]
+    return shared.room_nbytes(64 * RANGE_NBYTES, 3) == 64 * RANGE_NBYTES + (3 + 16) * line
 
 
 def test_stripes_are_a_few_lines(world_of):

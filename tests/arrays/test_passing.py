@@ -403,7 +403,7 @@ def pages_of(array):
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    return lambda fd=base.block.fd: os.fstat(fd).st_blocks * 512
+    return lambda fd=base.region.fd: os.fstat(fd).st_blocks * 512
 
 
 def test_a_pickle_is_loaded_as_often_as_its_array_lives():
@@ -550,7 +550,7 @@ def fail(*_, **__):
 
 
 @pytest.mark.parametrize(
-    "step", ["PassedMemory.__init__", "PassedMemory.map", "segments.allocate", "segments.fcntl.fcntl"]
+    "step", ["Region.__init__", "Region.map", "segments.allocate", "segments.fcntl.fcntl"]
 )
 def test_no_memory_at_a_step_loses_no_descriptor(monkeypatch, step):
     before = set(segments())
@@ -562,7 +562,7 @@ def test_no_memory_at_a_step_loses_no_descriptor(monkeypatch, step):
     del held
 
 
-def test_no_memory_to_describe_an_array_to_numpy_frees_its_block(monkeypatch):
+def test_no_memory_to_describe_an_array_to_numpy_frees_its_region(monkeypatch):
     lost = []  # NumPy 2.4 loses its reference to the base object if it has no memory for it
 
     def lose(base):
@@ -581,7 +581,7 @@ def test_no_memory_to_describe_an_array_to_numpy_frees_its_block(monkeypatch):
 
 def test_an_exception_while_a_descriptor_is_checked_closes_it(monkeypatch):
     shared = shmring.shared_zeros(10)
-    number = passing.block_of(shared).fd
+    number = passing.region_of(shared).fd
     identity, before = file_descriptors.identity_of(number), set(segments())
     with monkeypatch.context() as patch:
         patch.setattr(f"{file_descriptors.__name__}.identity_of", fail)
@@ -610,7 +610,7 @@ def test_threads_share_and_drop_at_the_same_time():
 
 @pytest.mark.parametrize(
     "step",
-    ["_used_again", "PassedMemory.begin", "PassedMemory.send", "PassedMemory.receive", "PassedMemory.drop"],
+    ["_used_again", "Region.begin", "Region.send", "Region.receive", "Region.drop"],
 )
 def test_a_signal_handler_inside_a_call_gets_an_error(monkeypatch, step):
     """Without the error it would wait for the thread that it interrupts."""
@@ -623,7 +623,7 @@ def test_a_signal_handler_inside_a_call_gets_an_error(monkeypatch, step):
             except RuntimeError as error:
                 errors.append(str(error))
 
-    owner, name = (passing.PassedMemory, step.partition(".")[2]) if "." in step else (passing, step)
+    owner, name = (passing.Region, step.partition(".")[2]) if "." in step else (passing, step)
     whole = getattr(owner, name)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
@@ -648,13 +648,13 @@ def there_and_back():
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
 def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
-    """Nothing stays locked, and each block is freed but those whose pickle the exception has lost."""
+    """Nothing stays locked, and each region is freed but those whose pickle the exception has lost."""
     there_and_back()
     before, n, lost = set(segments()), 1 - stride, 0
     while True:
         n += stride
-        for block in passing._sent:  # those of lost pickles: with each, a call has more steps
-            block.under_way.clear()
+        for region in passing._sent:  # those of lost pickles: with each, a call has more steps
+            region.under_way.clear()
         injection = injection_of(kind, n)
         gc.disable()  # hypothesis has a callback for collections
         try:
@@ -673,8 +673,8 @@ def test_an_exception_at_any_step_leaves_the_next_calls_right(kind, stride):
     del whole, part, zeros, injection  # which holds results, too
     gc.collect()
     assert len(set(segments()) - before) <= lost
-    for block in passing._sent:
-        block.under_way.clear()
+    for region in passing._sent:
+        region.under_way.clear()
     time.sleep(2 * passing._SWEEP_S)
     shmring.shared_zeros(1)
     gc.collect()
@@ -699,12 +699,12 @@ def test_an_exception_while_an_array_goes_only_delays_the_rest():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a destructor
-def test_an_exception_while_a_block_goes_that_no_array_uses_loses_no_descriptor():
-    """Such as a block whose `share` was interrupted."""
+def test_an_exception_while_a_region_goes_that_no_array_uses_loses_no_descriptor():
+    """Such as a region whose `share` was interrupted."""
     before, n = set(segments()), 0
     while True:
         n += 1
-        places = places_when_dropped([passing._make_block(10, None)], n)
+        places = places_when_dropped([passing._make_region(10, None)], n)
         assert set(segments()) == before, places
         if not places:
             break

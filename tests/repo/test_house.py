@@ -123,7 +123,7 @@ FOLDERS = {
     "methods": {"_arguments", "__init__", "errors"}
     | {"_comm"},  # error feedback of the wire, which is the collectives' too
     # The calls go to `_comm` without a Python call between, and are as short as MPI's because of this. The
-    # numbers of kinds, and the table of operations, are `_core`'s; `_arrays` has `Descriptor`.
+    # numbers of kinds, and the table of operations, are `_core`'s; `_arrays` has `FileDescriptor`.
     "mpi4py": {"__init__", "errors", "_arrays", "_comm", "_core", "_config", "_launch"},
     # Libraries that need not be there. Pools that share by themselves need the pickles of `_arrays`; adapters
     # that start ranks need `_outcome`.
