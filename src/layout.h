@@ -149,7 +149,7 @@ struct sr_wait {
     sr_flag until_ns; /* time at which the rank gave up with an error; 0: it still waits */
     sr_flag seq;      /* SR_WAIT_CALL only: of the call's record */
     sr_flag what;     /* enum sr_wait_kind << 32 | the awaited local rank; size + rank: on another host; ~0: any rank */
-    sr_flag flag;     /* SR_WAIT_CALL only: distance of the awaited flag from the header, if it lies in a lane */
+    sr_flag flag;     /* SR_WAIT_CALL only: offset of the awaited flag from the header, if it lies in a lane */
     sr_flag target;   /* the wait is over once that flag has reached this value, even if the rank does not go on */
 } __attribute__((aligned(64)));
 

@@ -125,16 +125,16 @@ cdef inline int step_direct(Group *g, Call *c) noexcept nogil:
     if stages:
         stage_chunk(g, c)
         return PROGRESSED
-    return block_direct(g, c)
+    return blocked_direct(g, c)
 
 
 cdef inline bint can_stage(Group *g, Call *c) noexcept nogil:
     return c.stage.offset < c.nbytes and has_credit(g, chunk_end(g, c, &c.stage))
 
 
-# Wait for the oldest of the pipeline's stages. It never waits for a later stage of this rank, so that the ranks cannot
+# Block on the oldest of the pipeline's stages. It never waits for a later stage of this rank, so the ranks cannot
 # deadlock.
-cdef inline int block_direct(Group *g, Call *c) noexcept nogil:
+cdef inline int blocked_direct(Group *g, Call *c) noexcept nogil:
     if c.copy.offset < c.fold.offset:
         return blocked_on_counter(g, c, SR_REDUCED, chunk_end(g, c, &c.copy), c.copy_peer)
     if c.fold.offset < c.stage.offset:

@@ -1,10 +1,10 @@
 # Recursive halving (reduce-scatter), then recursive doubling (all-gather). They run only if they are named; schedule.h
 # has the schedule. Several ranks can read a slot, so the ranks beyond a power of two cost no extra step: they stage
-# their whole block in the first step, for both halves, and read all results from the ranks that their core rank reads
+# their whole chunk in the first step, for both halves, and read all results from the ranks that their core rank reads
 # from.
 #
-# A message is cut into blocks, and each block goes through all steps. Two blocks take turns, so that a rank works on
-# one while it waits for the other. A transfer is one step of one block; with an odd number of blocks some are empty.
+# A message is cut into chunks, and each chunk goes through all steps. Two chunks take turns, so that a rank works on
+# one while it waits for the other. A transfer is one step of one chunk; with an odd number of chunks some are empty.
 
 from libc.stdint cimport uint64_t
 
@@ -14,39 +14,39 @@ from .._core.staging cimport begin_named, fold_hop, slot
 from .._core.transfers cimport Schedule, step_transfers
 
 
-# One step of a block. Step s of `steps` reduces or gathers the part that is left after s halvings.
+# One step of a chunk. Step s of `steps` reduces or gathers the part that is left after s halvings.
 cdef struct Step:
     int steps, step
     bint reduces, is_first, is_last   # is_first: of the reducing steps; is_last: of those, or the first that gathers
-    size_t begin, count               # the block's begin in bytes of the message, and its elements
+    size_t begin, count               # the chunk's begin in bytes of the message, and its elements
 
 
-cdef inline size_t nblocks(Call *c) noexcept nogil:
+cdef inline size_t nchunks(Call *c) noexcept nogil:
     return (c.nbytes + c.chunk_nbytes - 1) // c.chunk_nbytes
 
 
 cdef inline size_t abreast(Call *c) noexcept nogil:
-    return min(nblocks(c), <size_t> 2)
+    return min(nchunks(c), <size_t> 2)
 
 
 cdef inline Step step_of(Group *g, Call *c, size_t transfer) noexcept nogil:
     cdef Step s
-    cdef size_t turn, block
+    cdef size_t per_round, chunk   # transfers of the chunks that take turns, from their first step to the last
     s.steps = sr_halving_steps(g.size)
-    turn = 2 * <size_t> s.steps * abreast(c)
-    block = transfer // turn * abreast(c) + transfer % abreast(c)
-    s.step = <int> (transfer % turn // abreast(c)) + 1
+    per_round = 2 * <size_t> s.steps * abreast(c)
+    chunk = transfer // per_round * abreast(c) + transfer % abreast(c)
+    s.step = <int> (transfer % per_round // abreast(c)) + 1
     s.reduces = s.step <= s.steps
     if not s.reduces:
         s.step = 2 * s.steps + 1 - s.step
     s.is_first = s.reduces and s.step == 1
     s.is_last = s.step == s.steps
-    s.begin = min(block * c.chunk_nbytes, c.nbytes)
+    s.begin = min(chunk * c.chunk_nbytes, c.nbytes)
     s.count = min(c.nbytes - s.begin, c.chunk_nbytes) // c.itemsize
     return s
 
 
-# The part of the block that is left after a step: of its 2^steps slices those from `first` on. Return its begin.
+# The part of the chunk that is left after a step: of its 2^steps slices those from `first` on. Return its begin.
 cdef inline size_t part_begin(Call *c, const Step *s, int first, size_t *nbytes) noexcept nogil:
     cdef size_t begin = sr_slice_begin(s.count, 1 << s.steps, first)
     nbytes[0] = (sr_slice_begin(s.count, 1 << s.steps, first + (1 << (s.steps - s.step))) - begin) * c.itemsize
@@ -152,15 +152,15 @@ cdef inline Schedule schedule_of_halving() noexcept nogil:
 cdef inline void enter_halving(Group *g, Call *c) noexcept nogil:
     cdef size_t slices_nbytes = c.itemsize << sr_halving_steps(g.size)
     begin_named(g, c, 4)
-    if c.chunk_nbytes >= slices_nbytes:   # so that the slices of a block are equal wherever those of the message are
+    if c.chunk_nbytes >= slices_nbytes:   # so that the slices of a chunk are equal wherever those of the message are
         c.chunk_nbytes -= c.chunk_nbytes % slices_nbytes
 
 
 cdef inline int step_halving(Group *g, Call *c) noexcept nogil:
     cdef uint64_t steps = 2 * <uint64_t> sr_halving_steps(g.size)
-    cdef size_t turns = (nblocks(c) + abreast(c) - 1) // abreast(c)
+    cdef size_t rounds = (nchunks(c) + abreast(c) - 1) // abreast(c)
     cdef Schedule schedule = schedule_of_halving()
-    cdef int status = step_transfers(g, c, &schedule, turns * steps * abreast(c), abreast(c))
+    cdef int status = step_transfers(g, c, &schedule, rounds * steps * abreast(c), abreast(c))
     if status == DONE:
         g.stats.steps += steps
         count_path(g, BY_HALVING_DOUBLING)

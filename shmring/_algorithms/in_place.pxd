@@ -29,7 +29,7 @@ cdef inline const unsigned char *given_address(Group *g, Call *c, int giver) noe
 
 
 # Set g.source to every giver's x, `skip` bytes in. Return MISMATCHED if a descriptor is invalid.
-cdef inline int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
+cdef inline int find_sources(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef const unsigned char *array
     cdef int rank
     for rank in range(g.size):
@@ -42,8 +42,8 @@ cdef inline int find_given(Group *g, Call *c, size_t skip) noexcept nogil:
     return DONE
 
 
-# Set g.target to the out of every rank that takes a result, `skip` bytes in. Return as find_given.
-cdef inline int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
+# Set g.target to the out of every rank that takes a result, `skip` bytes in. Return as find_sources.
+cdef inline int find_targets(Group *g, Call *c, size_t skip) noexcept nogil:
     cdef sr_descriptor *theirs
     cdef unsigned char *array
     cdef int rank
@@ -58,7 +58,7 @@ cdef inline int find_taking(Group *g, Call *c, size_t skip) noexcept nogil:
     return DONE
 
 
-# As find_given. The addresses of the pieces came with their lengths, and were checked on arrival.
+# As find_sources. The addresses of the pieces came with their lengths, and were checked on arrival.
 cdef inline void find_pieces(Group *g, Call *c) noexcept nogil:
     cdef int giver
     for giver in range(g.size):
@@ -108,9 +108,9 @@ cdef inline int reduce_and_push(Group *g, Call *c) noexcept nogil:
     begin += c.fold.offset // c.itemsize
     if length > end - begin:
         length = end - begin
-    status = find_given(g, c, begin * c.itemsize)
+    status = find_sources(g, c, begin * c.itemsize)
     if status == DONE:
-        status = find_taking(g, c, begin * c.itemsize)
+        status = find_targets(g, c, begin * c.itemsize)
     if status != DONE:
         return status
     if c.kind == REDUCE:
@@ -135,7 +135,7 @@ cdef inline int pull(Group *g, Call *c) noexcept nogil:
         if c.taken != NULL:
             find_pieces(g, c)
         else:
-            status = find_given(g, c, piece_of_x(c, g.rank) + c.copy.offset)
+            status = find_sources(g, c, piece_of_x(c, g.rank) + c.copy.offset)
         if status == DONE:
             status = take_pieces(g, c, c.copy.offset, nbytes)
         if status != DONE:

@@ -32,13 +32,13 @@ cdef inline uint64_t pieces_slot(Group *g, Call *c, Cursor *cursor) noexcept nog
     return slot_begin_within(g, cursor.position, pieces_nbytes(g, c, next_chunk(c, cursor)), c.window_nbytes)
 
 
-cdef inline uint64_t piece_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+cdef inline uint64_t pieces_end(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     return pieces_slot(g, c, cursor) + slot_nbytes(pieces_nbytes(g, c, next_chunk(c, cursor)))
 
 
-cdef inline void advance_piece(Group *g, Call *c, Cursor *cursor) noexcept nogil:
+cdef inline void advance_pieces(Group *g, Call *c, Cursor *cursor) noexcept nogil:
     cdef size_t nbytes = next_chunk(c, cursor)
-    cursor.position = piece_end(g, c, cursor)
+    cursor.position = pieces_end(g, c, cursor)
     cursor.offset += nbytes
 
 
@@ -52,7 +52,7 @@ cdef inline void stage_pieces(Group *g, Call *c) noexcept nogil:
                 stage_piece(g, c, place_of_piece(g, c, g.rank, taker, slot_at, nbytes), taker, nbytes)
     else:
         stage_piece(g, c, swapped_slot(g, c, g.rank, slot_at), g.rank, nbytes)
-    advance_piece(g, c, &c.stage)
+    advance_pieces(g, c, &c.stage)
 
 
 cdef inline void stage_piece(Group *g, Call *c, unsigned char *there, int taker, size_t nbytes) noexcept nogil:
@@ -70,7 +70,7 @@ cdef inline void take_from_slots(Group *g, Call *c) noexcept nogil:
     for giver in range(g.size):
         g.source[giver] = place_of_piece(g, c, giver, g.rank, slot_at, nbytes)
     take_pieces(g, c, next_begin(c, &c.copy), nbytes)
-    advance_piece(g, c, &c.copy)
+    advance_pieces(g, c, &c.copy)
     c.copy_peer = 0
     give_credit(g, c.copy.position)
 
@@ -181,8 +181,8 @@ cdef inline int step_staged(Group *g, Call *c) noexcept nogil:
     cdef int status
     if not c.announced:
         if gives(g, c, g.rank) and not c.in_place:
-            if not has_credit(g, piece_end(g, c, &c.stage)):
-                return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
+            if not has_credit(g, pieces_end(g, c, &c.stage)):
+                return blocked_on_credit(g, c, pieces_end(g, c, &c.stage))
             stage_pieces(g, c)
             publish_line(g, c)
             prefetch_next_slot(g, c)
@@ -218,19 +218,19 @@ cdef inline int step_staged(Group *g, Call *c) noexcept nogil:
         return PROGRESSED
     if c.copy.offset == c.nbytes and (c.stage.offset == c.nbytes or not gives(g, c, g.rank)):
         return finish_staged(g, c)
-    return blocked_on_credit(g, c, piece_end(g, c, &c.stage))
+    return blocked_on_credit(g, c, pieces_end(g, c, &c.stage))
 
 
 cdef inline bint can_stage_pieces(Group *g, Call *c) noexcept nogil:
     return (gives(g, c, g.rank) and not c.in_place and c.stage.offset < c.nbytes
-            and has_credit(g, piece_end(g, c, &c.stage)))
+            and has_credit(g, pieces_end(g, c, &c.stage)))
 
 
 # Pass over all slots, on a rank that takes nothing. Called only once the call is known not to be in place, because a
 # call in place leaves the positions to the next call.
 cdef inline void skip_taking(Group *g, Call *c) noexcept nogil:
     while c.copy.offset < c.nbytes:
-        advance_piece(g, c, &c.copy)
+        advance_pieces(g, c, &c.copy)
     give_credit(g, c.copy.position)
 
 
@@ -250,7 +250,7 @@ cdef inline bint is_announced(Group *g, Call *c, int giver) noexcept nogil:
 
 
 cdef inline bint pieces_are_there(Group *g, Call *c) noexcept nogil:
-    cdef uint64_t end = piece_end(g, c, &c.copy)
+    cdef uint64_t end = pieces_end(g, c, &c.copy)
     while c.copy_peer < g.size:
         if (takes_from(g, c, g.rank, c.copy_peer) and part_of(c.taken, c.copy_peer, next_begin(c, &c.copy), 1) > 0
                 and not is_announced(g, c, c.copy_peer)
@@ -261,7 +261,7 @@ cdef inline bint pieces_are_there(Group *g, Call *c) noexcept nogil:
 
 
 cdef inline int blocked_on_piece(Group *g, Call *c) noexcept nogil:
-    return blocked_on(c, counter(g, c.copy_peer, SR_STAGED), piece_end(g, c, &c.copy), c.copy_peer)
+    return blocked_on(c, counter(g, c.copy_peer, SR_STAGED), pieces_end(g, c, &c.copy), c.copy_peer)
 
 
 cdef inline int finish_staged(Group *g, Call *c) noexcept nogil:

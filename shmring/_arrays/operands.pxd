@@ -61,7 +61,7 @@ cdef str dtype_name(const Operand *operand)   # NumPy's name for it, possibly cu
 
 
 # Set the items that a call moves to those of the operand. The operand must outlive the call.
-cdef inline void describe_items_of(Call *c, const Operand *operand) noexcept:
+cdef inline void fill_items_of(Call *c, const Operand *operand) noexcept:
     c.dtype = operand.dtype
     c.itemsize = operand.itemsize
     c.items = &operand.items if operand.dtype == OPAQUE else NULL

@@ -486,7 +486,7 @@ cdef int cache_items_of(object dtype) except -1:
 
 # Set the operand's dtype. OPAQUE operands are counted in bytes, since an item may be longer than a chunk; `items`
 # describes the items.
-cdef int describe_items(Operand *operand, object dtype, size_t nbytes) except -1:
+cdef int fill_items(Operand *operand, object dtype, size_t nbytes) except -1:
     if dtype is not cached_dtype or names_of(dtype) is not cached_names:
         cache_items_of(dtype)
     operand.dtype = cached_number
@@ -505,7 +505,7 @@ cdef bint take_opaque_ndarray(Operand *operand, cnp.ndarray x, bint writable) ex
         return False
     operand.data = <unsigned char *> cnp.PyArray_DATA(x)
     operand.fortran = not flags & cnp.NPY_ARRAY_C_CONTIGUOUS
-    describe_items(operand, dtype, cnp.PyArray_NBYTES(x))
+    fill_items(operand, dtype, cnp.PyArray_NBYTES(x))
     return True
 
 
@@ -571,7 +571,7 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
     try:
         found = dtype_of_buffer(x, operand.view.format) if moves else None
         if found is not None and not buffers.has_references(found):
-            describe_items(operand, found, operand.view.len)
+            fill_items(operand, found, operand.view.len)
             if isinstance(found, str):
                 operand.items.nbytes = max(operand.view.itemsize, <Py_ssize_t> 1)
             return None
@@ -770,7 +770,7 @@ cdef class Arena:
 _entered = contextvars.ContextVar("shmring_arenas", default=None)
 
 
-# ---- a descriptor: the file of shared memory --------------------------------------------------------------------
+# ---- a file descriptor: the file of shared memory ---------------------------------------------------------------
 
 cdef class FileDescriptor:
     """A file descriptor, -1 at first: set `fd`. It is closed with this object, unless `fd` is -1.

@@ -7,7 +7,7 @@ from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from .._arrays.operands cimport (
-    Operand, can_read_while_writing, describe_items_of, dtype_name, has_items_of, item_count,
+    Operand, can_read_while_writing, fill_items_of, dtype_name, has_items_of, item_count,
 )
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
@@ -81,12 +81,12 @@ cdef inline str shown(Operand *operand):
     return f"{dtype_name(operand)}[{item_count(operand, operand.count)}]"
 
 
-cdef inline int describe_out(Call *c, Operand *x, Operand *out, int rank, size_t nranks) except -1:
+cdef inline int fill_out(Call *c, Operand *x, Operand *out, int rank, size_t nranks) except -1:
     cdef size_t npieces = nranks if is_joined(c) else 1
     c.out = out.data
     if not has_x(c, rank):
         c.count = out.count
-        describe_items_of(c, out)
+        fill_items_of(c, out)
         x = out
     if not has_items_of(c, out) or out.count != c.count * npieces:
         raise ValueError(

@@ -28,11 +28,11 @@ cdef class Collectives:
     cdef int prepare_staging(self, Call *c) except -1
     cdef int allocate_staging(self) except -1
     cdef object out_of(self, int kind, object x, int root, object out, object like)
-    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object options)
-    cdef object describe_internode(self, Call *c, object x, object options)
-    cdef object describe_wire(self, Call *c, object x, uint64_t place, object wire)
-    cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1
+    cdef object fill_call(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
+                          object out, object algorithm, object timeout, object options)
+    cdef object fill_internode(self, Call *c, object x, object options)
+    cdef object fill_wire(self, Call *c, object x, uint64_t place, object wire)
+    cdef int fill_reduction(self, Call *c, object op, object algorithm) except -1
     cdef int find_shared(self, Call *c) except -1
     cdef int find_blocks(self, Call *c) except -1
     cdef int root_of(self, int kind, object root) except -1

@@ -1,5 +1,5 @@
 # The collectives: from Python's arguments to the pointers of a call. Each method takes the same steps: allocate the
-# result, take the arrays, describe the call, let the engine run it. Work, a call in the background, is in `work`.
+# result, take the arrays, fill the call, let the engine run it. Work, a call in the background, is in `work`.
 
 import inspect
 
@@ -7,7 +7,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
-from .._arrays.operands cimport Operand, describe_items_of, item_count, release, storage_of, take
+from .._arrays.operands cimport Operand, fill_items_of, item_count, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, AUTO, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
@@ -19,7 +19,7 @@ from .._core.timeouts cimport ns_of, timeout_ns_of, timeout_s_of
 from .._internode.context cimport inter_of
 from .._internode.reductions cimport residual_count
 from .arguments cimport (
-    check_overlap, describe_out, has_x, is_number, is_rooted, number_named, options_of, overwrites_x, priority_code,
+    check_overlap, fill_out, has_x, is_number, is_rooted, number_named, options_of, overwrites_x, priority_code,
     return_value_of, signature_of_given, takes_result, takes_wire,
 )
 from .work cimport Work, number_of
@@ -588,7 +588,7 @@ cdef class Collectives:
         cdef Call c
         cdef Operand a, b
         cdef int number
-        cdef bint is_described = False
+        cdef bint is_filled = False
         if overwrites_x(kind) and kind != BROADCAST and not cnp.PyArray_Check(x) and is_number(x):
             return self.run_number(kind, x, op, root, out, algorithm, async_op, timeout, options)
         if async_op:
@@ -597,12 +597,12 @@ cdef class Collectives:
         try:   # one `except` for both errors: each costs a small call a hundredth
             number = self.root_of(kind, root)
             given, out = out, self.out_of(kind, x, number, out, like)
-            _kept = self.describe(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, options)
+            _kept = self.fill_call(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, options)
             c.out_is_new = out is not given
-            is_described = True
+            is_filled = True
             self.run_call(&c)
         except Exception as error:
-            if not is_described:
+            if not is_filled:
                 self.engine.refuse(kind)
             elif isinstance(error, Mismatch):
                 note_shape(error, x)
@@ -642,7 +642,7 @@ cdef class Collectives:
         try:
             number = self.root_of(kind, root)
             given, out = out, self.out_of(kind, x, number, out, like)
-            kept = self.describe(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, options)
+            kept = self.fill_call(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, options)
             c.out_is_new = out is not given
             work.kept = (x, out, kept, storage_of(x), storage_of(out))
         except Exception:
@@ -700,8 +700,9 @@ cdef class Collectives:
             return shapes.empty_joined(x, size)
         return shapes.empty_alike(x) if kind == ALL_TO_ALL else shapes.empty_part(x, size)
 
-    cdef object describe(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
-                         object out, object algorithm, object timeout, object options):
+    # Fill a call from the arguments. Return what has to live as long as the call.
+    cdef object fill_call(self, Call *c, Operand *a, Operand *b, int kind, object x, object op, int root,
+                          object out, object algorithm, object timeout, object options):
         cdef Group *g = &self.engine.g
         kept = kept_out = residual = None
         memset(c, 0, sizeof(Call))
@@ -718,21 +719,21 @@ cdef class Collectives:
             out = None
         if has_x(c, self.own_rank):
             kept = take(a, x, out is None and overwrites_x(kind) and takes(c, self.own_rank), "x", not is_folded(c))
-            describe_x(c, a, self.nranks, x)
+            fill_x(c, a, self.nranks, x)
         if out is not None:
             kept_out = take(b, out, True, "out", not is_folded(c))
-            describe_out(c, a, b, self.own_rank, self.nranks)
+            fill_out(c, a, b, self.own_rank, self.nranks)
         elif overwrites_x(kind):
             c.out = a.data
         if is_folded(c):
-            self.describe_reduction(c, op, algorithm)
+            self.fill_reduction(c, op, algorithm)
         c.nbytes = c.count * c.itemsize
         c.x_nbytes = c.nbytes * self.nranks if is_split(c) else c.nbytes
         c.out_nbytes = c.nbytes * self.nranks if is_joined(c) else c.nbytes
         if c.x != NULL and out is not None:
             check_overlap(c, self.own_rank)
         if takes_wire(c) and (options is not None or self.default_wire != SR_WIRE_NATIVE):
-            residual = self.describe_internode(c, x, options)
+            residual = self.fill_internode(c, x, options)
         self.find_shared(c)
         c.fingerprint = fingerprint_of(c)
         if is_joined(c):   # the result is made of x's shape: it is the same on all ranks
@@ -740,7 +741,7 @@ cdef class Collectives:
         g.choose_algorithm(g, c)
         return kept if kept_out is None and residual is None else (kept, kept_out, residual)
 
-    cdef int describe_reduction(self, Call *c, object op, object algorithm) except -1:
+    cdef int fill_reduction(self, Call *c, object op, object algorithm) except -1:
         c.op = SR_SUM if op is SUM else number_named(OP_NUMBERS, op, "op")
         if self.engine.g.kernels.fold[c.dtype][c.op] == NULL:
             dtype = DTYPES[c.dtype]
@@ -759,14 +760,14 @@ cdef class Collectives:
         return 0
 
     # Set the transfer between hosts; return the residuals that keep rounding errors.
-    cdef object describe_internode(self, Call *c, object x, object options):
+    cdef object fill_internode(self, Call *c, object x, object options):
         wire, group_size, _ = options or (None, None, None)
         if group_size is not None:
             c.hosts_in_group = shapes.check_group_size(group_size, self.place.num_hosts)
-        return self.describe_wire(c, x, <uintptr_t> c.x, wire)
+        return self.fill_wire(c, x, <uintptr_t> c.x, wire)
 
     # place: the address of the reduced data in x, or a hash of those of several arrays, of which x is the first.
-    cdef object describe_wire(self, Call *c, object x, uint64_t place, object wire):
+    cdef object fill_wire(self, Call *c, object x, uint64_t place, object wire):
         cdef int number = self.default_wire if wire is None else number_named(WIRE_NUMBERS, wire, "wire")
         cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes
         cdef cnp.ndarray residual
@@ -835,11 +836,11 @@ cdef object bound_to(str kind, Collectives comm, tuple arguments, dict keywords)
         raise TypeError(f"{kind}() {verb}{text}") from None
 
 
-cdef int describe_x(Call *c, Operand *x, int size, object given) except -1:
+cdef int fill_x(Call *c, Operand *x, int size, object given) except -1:
     c.x = x.data
     c.order = x.fortran
     c.count = x.count
-    describe_items_of(c, x)
+    fill_items_of(c, x)
     if x.fortran and (is_split(c) or is_joined(c)):
         raise ValueError("x is in Fortran order, whose memory is not split along the first dimension; "
                          "pass np.ascontiguousarray(x)")
@@ -877,7 +878,7 @@ cdef class Plan:
         cdef int number = comm.root_of(kind, root)
         self.comm = comm
         out = comm.out_of(kind, x, number, out, like)
-        kept = comm.describe(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, options)
+        kept = comm.fill_call(&self.c, &self.a, &self.b, kind, x, op, number, out, algorithm, timeout, options)
         self.blocks_version = comm.engine.blocks_version
         self.pinned = (x, out, kept, storage_of(x), storage_of(out))
         self.return_value = return_value_of(&self.c, comm.own_rank, out)
@@ -911,7 +912,7 @@ cdef class Plan:
             self.find_shared_again()
         return self.comm.engine.run_call(&self.c)
 
-    # Look the arrays up again: the set of shared blocks has changed since the call was described.
+    # Look the arrays up again: the set of shared blocks has changed since the call was filled.
     cdef int find_shared_again(self) except -1:
         self.c.x_block = self.c.out_block = 0
         self.blocks_version = self.comm.engine.blocks_version

@@ -213,7 +213,7 @@ cdef class FusedCollectives(VectorCollectives):
             members.signature = mixed(members.signature ^ limit)
             for dtype in range(SR_DTYPES):   # detect all errors before anything is overwritten
                 if members.dtypes >> dtype & 1:
-                    describe_reduction_of(self, &c, dtype, op, timeout, priority)
+                    fill_reduction_of(self, &c, dtype, op, timeout, priority)
             if async_op:
                 members.kept.append(storage_of([members.arrays, list(members.kept)]))
         except Exception:
@@ -226,11 +226,11 @@ cdef class FusedCollectives(VectorCollectives):
         raised = None
         try:
             if not members.nelements:   # other ranks may have elements, and must not wait for a rank that has none
-                describe_reduction_of(self, &c, SR_U8, "max", timeout, priority)
+                fill_reduction_of(self, &c, SR_U8, "max", timeout, priority)
                 reduce_at(self, &c, members, 0, 0, NULL, NULL, 0)
             for dtype in range(SR_DTYPES):
                 if members.dtypes >> dtype & 1:
-                    describe_reduction_of(self, &c, dtype, op, timeout, priority)
+                    fill_reduction_of(self, &c, dtype, op, timeout, priority)
                     reduce_all_of_dtype(self, &c, members, limit)
             return issue_all(self, members.works) if async_op else None
         except BaseException as error:
@@ -282,8 +282,8 @@ cdef object members_of(FusedCollectives comm, object arrays, object out):
 
 
 # Describe a call except its addresses and lengths.
-cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object op, object timeout,
-                               object priority) except -1:
+cdef int fill_reduction_of(FusedCollectives comm, Call *c, int dtype, object op, object timeout,
+                           object priority) except -1:
     memset(c, 0, sizeof(Call))
     c.kind = ALL_REDUCE
     c.named = ALL_REDUCE_MANY
@@ -291,7 +291,7 @@ cdef int describe_reduction_of(FusedCollectives comm, Call *c, int dtype, object
     c.itemsize = DTYPE_NBYTES[dtype]
     c.timeout_ns = timeout_ns_of(comm.default_timeout_ns, timeout)
     c.priority = priority_code(priority)
-    return comm.describe_reduction(c, op, "auto")
+    return comm.fill_reduction(c, op, "auto")
 
 
 # Reduce all arrays of one dtype, in order: small ones in buckets, each large one by itself.
@@ -349,7 +349,7 @@ cdef int reduce_at(FusedCollectives comm, Call *c, _Members members, size_t firs
     comm.find_shared(c)
     if comm.default_wire != SR_WIRE_NATIVE and count > 0:
         c.wire, c.residual = SR_WIRE_NATIVE, NULL
-        members.kept.append(comm.describe_wire(c, members.arrays[first], place, None))
+        members.kept.append(comm.fill_wire(c, members.arrays[first], place, None))
     c.fingerprint = fingerprint_of(c) ^ (members.signature >> 32) << 32
     comm.engine.g.choose_algorithm(&comm.engine.g, c)
     if members.works is None:

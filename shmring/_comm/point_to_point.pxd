@@ -20,16 +20,16 @@ cdef struct Envelope:
 cdef class Messages(ObjectCollectives):
     cdef Endpoint endpoint
 
-    cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
-                                 object tag, object context, str what)
-    cdef int describe_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
-                            object tag, object context) except -1
+    cdef object fill_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
+                             object tag, object context, str what)
+    cdef int fill_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
+                        object tag, object context) except -1
     cdef int set_envelope(self, Message *message, bint is_send, object peer, object tag, object context) except -1
     cdef int set_pattern(self, Message *message, object source, object tag, object context) except -1
     cdef object begin_transfer(self, object x, bint is_send, object peer, object tag, object context,
                                bint wants_receipt, UnexpectedMessage *taken)
     cdef ProbedMessage new_probe(self)
-    cdef object describe_object(self, Message *message, Operand *operand, const Message *found)
+    cdef object fill_object(self, Message *message, Operand *operand, const Message *found)
     cdef object unpack_received(self, object frame, Message *message, bint with_status)
     cdef int send_bytes(self, const void *data, size_t nbytes, int dest, int64_t tag) except -1
     cdef int recv_bytes(self, void *data, size_t nbytes, int source, int64_t tag, Envelope *envelope) except -1

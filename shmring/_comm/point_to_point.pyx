@@ -74,8 +74,8 @@ cdef inline bint have_common_bytes(const Message *a, const Message *b) noexcept:
     return bytes_overlap(a.data, a.nbytes, b.data, b.nbytes)
 
 
-cdef void describe_bytes(Message *message, bint is_send, const void *data, size_t nbytes, int peer,
-                         int64_t tag) noexcept:
+cdef void fill_bytes(Message *message, bint is_send, const void *data, size_t nbytes, int peer,
+                     int64_t tag) noexcept:
     memset(message, 0, sizeof(Message))
     message.is_send = is_send
     message.peer = peer
@@ -141,7 +141,7 @@ cdef class Messages(ObjectCollectives):
         operand.held = False
         self.endpoint.begin()
         try:
-            _kept = self.describe_message(&message, &operand, x, True, dest, tag, context, "x")
+            _kept = self.fill_message(&message, &operand, x, True, dest, tag, context, "x")
             message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.endpoint.post_and_wait(&message, timeout_ns)
@@ -184,7 +184,7 @@ cdef class Messages(ObjectCollectives):
         operand.held = False
         self.endpoint.begin()
         try:
-            _kept = self.describe_message(&message, &operand, x, False, source, tag, context, "x")
+            _kept = self.fill_message(&message, &operand, x, False, source, tag, context, "x")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
@@ -233,8 +233,8 @@ cdef class Messages(ObjectCollectives):
         a.held = b.held = False
         self.endpoint.begin()
         try:
-            _kept = self.describe_message(&sent, &a, x, True, dest, sendtag, context, "x")
-            _kept_out = self.describe_message(&received, &b, out, False, source, recvtag, context, "out")
+            _kept = self.fill_message(&sent, &a, x, True, dest, sendtag, context, "x")
+            _kept_out = self.fill_message(&received, &b, out, False, source, recvtag, context, "out")
             if have_common_bytes(&sent, &received):
                 raise ValueError("out and x have memory in common; receive into another array")
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
@@ -487,7 +487,7 @@ cdef class Messages(ObjectCollectives):
         frame = pack(item)
         self.endpoint.begin()
         try:
-            self.describe_frame(&message, &operand, frame, True, dest, tag, context)
+            self.fill_frame(&message, &operand, frame, True, dest, tag, context)
             message.wants_receipt = matched
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             self.endpoint.post_and_wait(&message, timeout_ns)
@@ -537,7 +537,7 @@ cdef class Messages(ObjectCollectives):
             message.kind, message.data, message.nbytes = PICKLE, <unsigned char *> room, sizeof(room)
             self.endpoint.post_and_wait(&message, timeout_ns)
             if message.is_probe:
-                frame = self.describe_object(&message, &operand, &message)
+                frame = self.fill_object(&message, &operand, &message)
                 self.endpoint.post_and_wait(&message, timeout_ns)
         finally:
             release(&operand)
@@ -546,8 +546,8 @@ cdef class Messages(ObjectCollectives):
 
     # -- from arguments to messages --
 
-    cdef object describe_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
-                                 object tag, object context, str what):
+    cdef object fill_message(self, Message *message, Operand *operand, object x, bint is_send, object peer,
+                             object tag, object context, str what):
         memset(message, 0, sizeof(Message))
         kept = take(operand, x, not is_send, what, True)
         self.set_envelope(message, is_send, peer, tag, context)
@@ -556,22 +556,22 @@ cdef class Messages(ObjectCollectives):
         message.nbytes = operand.count * operand.itemsize
         return kept
 
-    # Describe the receive of an object that a probe has found, which may be the same structure. Return its room.
-    cdef object describe_object(self, Message *message, Operand *operand, const Message *found):
+    # Fill a receive of the object that a probe has found; `found` may be the same structure. Return its room.
+    cdef object fill_object(self, Message *message, Operand *operand, const Message *found):
         cdef Message probe = found[0]
         probe.kind = OBJECT
         if not is_object(probe.came_kind):
             raise mismatch(&probe, self.own_rank, "it stays for recv")
         frame = (PyBytes_FromStringAndSize(NULL, probe.came_nbytes) if probe.came_kind == PICKLE
                  else bytes_room(probe.came_nbytes))
-        self.describe_frame(message, operand, frame, False, probe.source, probe.came_tag, probe.context)
+        self.fill_frame(message, operand, frame, False, probe.source, probe.came_tag, probe.context)
         return frame
 
-    # Describe the transfer of a frame, which the caller keeps.
-    cdef int describe_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
-                            object tag, object context) except -1:
+    # Fill a message of a frame, which the caller keeps.
+    cdef int fill_frame(self, Message *message, Operand *operand, object frame, bint is_send, object peer,
+                        object tag, object context) except -1:
         if not PyBytes_CheckExact(frame):
-            self.describe_message(message, operand, frame, is_send, peer, tag, context, "item")
+            self.fill_message(message, operand, frame, is_send, peer, tag, context, "item")
             message.kind = OBJECT
             return 0
         memset(message, 0, sizeof(Message))
@@ -627,7 +627,7 @@ cdef class Messages(ObjectCollectives):
         self.endpoint.begin()
         try:
             transfer.comm, transfer.endpoint = self, self.endpoint
-            kept = self.describe_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, context, "x")
+            kept = self.fill_message(&transfer.message, &transfer.operand, x, is_send, peer, tag, context, "x")
             transfer.message.wants_receipt = wants_receipt
             transfer.message.taken = taken
             transfer.kept = x, kept, storage_of(x)
@@ -655,7 +655,7 @@ cdef class Messages(ObjectCollectives):
         cdef Message message
         self.endpoint.begin()
         try:
-            describe_bytes(&message, True, data, nbytes, dest, tag)
+            fill_bytes(&message, True, data, nbytes, dest, tag)
             self.endpoint.post_and_wait(&message, self.default_timeout_ns)
         finally:
             self.endpoint.end()
@@ -666,7 +666,7 @@ cdef class Messages(ObjectCollectives):
         cdef Message message
         self.endpoint.begin()
         try:
-            describe_bytes(&message, False, data, nbytes, source, tag)
+            fill_bytes(&message, False, data, nbytes, source, tag)
             self.endpoint.post_and_wait(&message, self.default_timeout_ns)
         finally:
             self.endpoint.end()
@@ -678,12 +678,12 @@ cdef class Messages(ObjectCollectives):
         cdef bytes data
         self.endpoint.begin()
         try:
-            describe_bytes(&message, False, NULL, 0, source, tag)
+            fill_bytes(&message, False, NULL, 0, source, tag)
             message.is_probe = True
             self.endpoint.post_and_wait(&message, self.default_timeout_ns)
             data = PyBytes_FromStringAndSize(NULL, message.came_nbytes)   # without memory, the message stays
-            describe_bytes(&message, False, PyBytes_AS_STRING(data), message.came_nbytes, message.source,
-                           message.came_tag)
+            fill_bytes(&message, False, PyBytes_AS_STRING(data), message.came_nbytes, message.source,
+                       message.came_tag)
             self.endpoint.post_and_wait(&message, self.default_timeout_ns)
         finally:
             self.endpoint.end()
@@ -761,8 +761,8 @@ cdef class ProbedMessage:
         self.check_unreceived()
         self.endpoint.begin()
         try:
-            _kept = self.comm.describe_message(&message, &operand, x, False, self.probe.source, self.probe.came_tag,
-                                               self.probe.context, "x")
+            _kept = self.comm.fill_message(&message, &operand, x, False, self.probe.source, self.probe.came_tag,
+                                           self.probe.context, "x")
             message.taken = self.probe.taken
             timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
             self.endpoint.post_and_wait(&message, timeout_ns)
@@ -819,7 +819,7 @@ cdef class ProbedMessage:
         self.check_unreceived()
         self.endpoint.begin()
         try:
-            frame = self.comm.describe_object(&message, &operand, &self.probe)
+            frame = self.comm.fill_object(&message, &operand, &self.probe)
             message.taken = self.probe.taken
             timeout_ns = timeout_ns_of(self.comm.default_timeout_ns, timeout)
             self.endpoint.post_and_wait(&message, timeout_ns)

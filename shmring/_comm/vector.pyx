@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
 from .._algorithms.choice cimport enter_nothing, step_nothing
-from .._arrays.operands cimport Operand, describe_items_of, dtype_name, has_items_of, release, storage_of, take
+from .._arrays.operands cimport Operand, dtype_name, fill_items_of, has_items_of, release, storage_of, take
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
     ALL_GATHER, ALL_GATHER_V, ALL_TO_ALL, ALL_TO_ALL_V, GATHER, GATHER_V, MISMATCHED, SCATTER, SCATTER_V, Call, Group,
@@ -19,7 +19,7 @@ from .._core.segment cimport SR_PRIVATE, sr_flag_set
 from .._core.single_copy cimport can_be_read, least_single_copy, offers_single_copy
 from .._core.timeouts cimport timeout_ns_of
 from .._engine.engine cimport IN_ANY, Engine
-from .._engine.queue cimport TO_BE_DESCRIBED
+from .._engine.queue cimport TO_BE_FILLED
 from .._internode.context cimport remote
 from .arguments cimport signature_of
 from .collectives cimport Collectives
@@ -274,13 +274,13 @@ cdef object run_vector(Collectives comm, int kind, object x, object root, object
         c.timeout_ns = timeout_ns_of(comm.default_timeout_ns, timeout)
         c.root = comm.root_number(root)
         parts = _Parts(comm.nranks, comm.nranks if is_split(&c) else 1)
-        describe_given(comm, &c, parts, x, out if has_result(&c, comm.own_rank) else None, like)
+        fill_given(comm, &c, parts, x, out if has_result(&c, comm.own_rank) else None, like)
         if async_op:
             parts.kept.append(storage_of(list(parts.kept)))
     except Exception:
         comm.engine.refuse(kind)
         raise
-    describe_counts(comm, &counts, &c, parts)
+    fill_counts(comm, &counts, &c, parts)
     outer = comm.engine.begin_compound(IN_ANY)
     try:
         if async_op:
@@ -298,7 +298,7 @@ cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts p
     comm.run_call(counts)
     check_counts(comm, c, parts)
     try:
-        result = describe_taken(comm, c, parts, out)
+        result = fill_taken(comm, c, parts, out)
     except Exception:
         comm.engine.refuse(kind)
         raise
@@ -311,7 +311,7 @@ cdef object run_both(Collectives comm, int kind, Call *counts, Call *c, _Parts p
     return result
 
 
-# Issue both calls. The second call is described when the first call is finished.
+# Issue both calls. The second call is filled when the first call is finished.
 cdef object issue_vector(Collectives comm, Call *counts, Call *c, _Parts parts, object out):
     cdef Work first = comm.new_work()
     cdef _VectorWork second = _VectorWork.__new__(_VectorWork)
@@ -322,7 +322,7 @@ cdef object issue_vector(Collectives comm, Call *counts, Call *c, _Parts parts, 
     second.communicator = second.comm = comm
     second.engine = comm.engine
     second.task.call = c[0]
-    sr_flag_set(&second.task.description, TO_BE_DESCRIBED)
+    sr_flag_set(&second.task.filling, TO_BE_FILLED)
     second.parts = parts
     second.out = out
     comm.engine.issue(first)
@@ -331,7 +331,7 @@ cdef object issue_vector(Collectives comm, Call *counts, Call *c, _Parts parts, 
 
 
 # Describe everything that does not depend on the other ranks' counts.
-cdef int describe_given(Collectives comm, Call *c, _Parts parts, object x, object out, object like) except -1:
+cdef int fill_given(Collectives comm, Call *c, _Parts parts, object x, object out, object like) except -1:
     cdef int taker = 0, size = parts.size
     if not is_split(c):
         give(c, parts, x, "x", -1, 0, size)
@@ -349,7 +349,7 @@ cdef int describe_given(Collectives comm, Call *c, _Parts parts, object x, objec
         parts.like = as_array(out if like is None else like, what, -1)
         set_items_like(c, parts, parts.hold(parts.room(0), False, what, -1))
     if out is not None:
-        describe_out(c, parts, out)
+        fill_out(c, parts, out)
     announce(comm, c, parts, out is not None)
     c.given, c.taken = parts.given, parts.taken
     c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
@@ -380,7 +380,7 @@ cdef int give(Call *c, _Parts parts, object x, str what, int index, int first, i
 # Set the dtype and shape[1:] that all arrays of the call share: those of the operand and of parts.like.
 cdef int set_items_like(Call *c, _Parts parts, Operand *operand) except -1:
     cdef int axis
-    describe_items_of(c, operand)
+    fill_items_of(c, operand)
     parts.row_nbytes = cnp.PyArray_ITEMSIZE(parts.like)
     for axis in range(1, cnp.PyArray_NDIM(parts.like)):
         parts.row_nbytes *= cnp.PyArray_DIM(parts.like, axis)
@@ -388,7 +388,7 @@ cdef int set_items_like(Call *c, _Parts parts, Operand *operand) except -1:
     return 0
 
 
-cdef int describe_out(Call *c, _Parts parts, object out) except -1:
+cdef int fill_out(Call *c, _Parts parts, object out) except -1:
     cdef Operand *operand
     cdef int giver = c.root if c.kind == SCATTER else 0
     arrays = [out] if c.kind == SCATTER else shapes.list_for(out, parts.size, "out")
@@ -425,7 +425,7 @@ cdef int announce(Collectives comm, Call *c, _Parts parts, bint has_out) except 
 
 
 # Describe the first call, which exchanges the announcements.
-cdef int describe_counts(Collectives comm, Call *counts, Call *c, _Parts parts) except -1:
+cdef int fill_counts(Collectives comm, Call *counts, Call *c, _Parts parts) except -1:
     counts[0] = c[0]
     counts.kind = ALL_GATHER
     counts.given = counts.taken = NULL
@@ -514,8 +514,8 @@ cdef bint find_places(Collectives comm, Call *c, _Parts parts) noexcept:
     return True
 
 
-# Describe the arrays of the result for the second call; allocate them if out is None. Return the result.
-cdef object describe_taken(Collectives comm, Call *c, _Parts parts, object out):
+# Fill in the arrays of the result of the second call; allocate them if out is None. Return the result.
+cdef object fill_taken(Collectives comm, Call *c, _Parts parts, object out):
     cdef Group *g = &comm.engine.g
     cdef Piece *piece
     cdef uint64_t nrows
@@ -579,17 +579,17 @@ cdef class _VectorWork(Work):
     cdef void let_go(self) noexcept:
         self.parts = self.out = None
 
-    cdef int finish_description(self) except -1:
+    cdef int finish_filling(self) except -1:
         cdef Call *c = &self.task.call
         cdef int kind = c.named
         cdef _Parts parts = self.parts   # an abort in another thread may drop it meanwhile
         try:
             check_counts(self.comm, c, parts)
-            self.return_value = describe_taken(self.comm, c, parts, self.out)
+            self.return_value = fill_taken(self.comm, c, parts, self.out)
         except Exception as error:
             self.refusal = error
             memset(c, 0, sizeof(Call))
-            self.engine.describe_refusal(c, kind)
+            self.engine.fill_refusal(c, kind)
         if self.refusal is None and c.nbytes <= ANNOUNCED_NBYTES:
             take_announced(c, parts, self.comm.own_rank)
             c.enter, c.step = enter_nothing, step_nothing

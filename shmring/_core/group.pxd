@@ -15,7 +15,7 @@ from .segment cimport (
 )
 
 
-# The outcome of a step, or of a wait.
+# The result of a step, or of a wait.
 cdef enum Status:
     DONE         # the call is complete on this rank
     PROGRESSED   # step again
@@ -29,7 +29,7 @@ cdef enum Status:
     SIGNALLED    # Python has to check its signals
     LOST         # the connection to call.awaited.rank, on another host, is closed or has failed with call.error
     REMOTE_MISMATCH       # call.awaited.rank, on another host, makes a different call
-    UNDESCRIBED  # Python has to describe the queue's next call, for which it needs the results of the calls before
+    UNFILLED     # Python has to fill the queue's next call, for which it needs the results of the calls before
 
 
 cdef enum Kind:
@@ -103,7 +103,7 @@ cdef struct Group:
     uint32_t far, next_far     # the distance that holds now; as measured, for rank 0 to announce
     uint32_t announced_far     # the distance that rank 0 announced in the current call
     size_t staging_nbytes      # of one rank's staging buffer
-    size_t lap_nbytes          # from a position to the same place one lap later
+    size_t lap_nbytes          # from a position to the position one lap later with the same offset
     int ndead                  # number of ranks that have died, as this rank last counted
     bint oversubscribed        # there are more ranks than CPUs; all ranks have agreed on this value
     int pauses, brief_pauses, brief_yields

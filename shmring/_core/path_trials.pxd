@@ -23,7 +23,7 @@ cdef enum:
     TRIED_CALLS = 12
     TRIED_NBYTES = 192 << 20
     LEAST_TRIED_CALLS = 6
-    # Through slots or a ring, settling calls come first, which do not count: as many as use each line once, since the
+    # Through slots or the ring, settling calls come first, which do not count: as many as use each line once, since the
     # lines are not yet in the sender's cache (bench/peers/matrix.py, ping_pong of 64 KiB in shared arrays). The trial
     # ends after half of them if they take thrice as long.
     MOST_SETTLING_CALLS = 32
@@ -59,7 +59,7 @@ cdef enum Timing:
 
 # The two paths that trials compare. Those of group.pxd's Path are for stats.
 cdef enum:
-    THROUGH_SLOTS    # or through a ring
+    THROUGH_SLOTS    # of the staging buffer; of a message: through the message ring
     READ_IN_PLACE
 
 
@@ -74,7 +74,7 @@ cdef struct PathTrials:
     uint32_t timed_windows     # one window in so many is timed
     uint32_t patience          # 1 to MOST_PATIENCE
     uint32_t most_gaps         # the gap before a call counts at most so many times the time of the call
-    size_t ring_nbytes         # length of the slots or of the ring
+    size_t buffer_nbytes       # length of the staging buffer, or of the message ring
     uint32_t settling, wanted  # calls of this trial that do not count, and those after them that do
     uint32_t timed             # calls of the present path in this trial or window
     uint64_t time              # their time, in ps a byte
@@ -92,7 +92,7 @@ cdef inline int size_class(size_t nbytes) noexcept nogil:
 
 # Begin to measure the class of a call of nbytes. interval: calls before the first trial.
 cdef inline void init_trials(PathTrials *trials, int path, size_t nbytes, uint32_t interval, uint32_t most_gaps,
-                             size_t ring_nbytes, uint32_t patience=1) noexcept nogil:
+                             size_t buffer_nbytes, uint32_t patience=1) noexcept nogil:
     cdef bint is_long = nbytes >= LONG_CALL_NBYTES
     trials.used = True
     trials.patience = 1 if is_long else patience
@@ -100,7 +100,7 @@ cdef inline void init_trials(PathTrials *trials, int path, size_t nbytes, uint32
     trials.best = trials.path = path
     trials.interval = interval
     trials.most_gaps = most_gaps
-    trials.ring_nbytes = ring_nbytes
+    trials.buffer_nbytes = buffer_nbytes
 
 
 # True if the call, which has not begun, is to be timed. The last window before a trial always is.
@@ -196,8 +196,8 @@ cdef inline void step_trial(PathTrials *trials, Timing timing, size_t nbytes) no
 
 # Set the length of a trial from that of its first call.
 cdef inline void begin_trial(PathTrials *trials, size_t nbytes) noexcept nogil:
-    cdef size_t calls_in_ring = trials.ring_nbytes // nbytes if trials.path == THROUGH_SLOTS else 0
-    trials.settling = min(calls_in_ring, <size_t> MOST_SETTLING_CALLS)
+    cdef size_t calls_in_buffer = trials.buffer_nbytes // nbytes if trials.path == THROUGH_SLOTS else 0
+    trials.settling = min(calls_in_buffer, <size_t> MOST_SETTLING_CALLS)
     trials.wanted = min(max(TRIED_NBYTES // nbytes, <size_t> LEAST_TRIED_CALLS), <size_t> TRIED_CALLS)
 
 

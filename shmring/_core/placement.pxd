@@ -138,8 +138,8 @@ cdef inline bint may_swap_places(Group *g, Call *c) noexcept nogil:
             and g.tuning.cached_chunk_nbytes >= 16 * in_addition)
 
 
-# The distance of two places in a slot in which ranks swap places: the longest slice of the chunk, and a line, since the
-# data of each rank begin as far into a line as its array.
+# The bytes from one place to the next in a slot in which ranks swap places: the longest slice of the chunk, and a line,
+# since the data of each rank begin as far into a line as its array.
 cdef inline size_t pitch_of(Group *g, size_t nbytes) noexcept nogil:
     cdef size_t nlines = (nbytes + SR_CACHE_LINE - 1) // SR_CACHE_LINE
     return ((nlines + g.size - 1) // g.size + 1) * SR_CACHE_LINE

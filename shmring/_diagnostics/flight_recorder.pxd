@@ -19,8 +19,8 @@ cdef enum:
 
 
 # Publish a wait once it has become long. Calling this again for the same wait does nothing.
-cdef inline void begin_wait(Group *g, int place, int kind, uint64_t since_ns, int awaited) noexcept nogil:
-    cdef sr_wait *wait = &g.me.wait[place]
+cdef inline void begin_wait(Group *g, int index, int kind, uint64_t since_ns, int awaited) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[index]
     if sr_flag_load(&wait.since_ns) == since_ns:
         return
     sr_flag_set(&wait.since_ns, 0)
@@ -49,16 +49,16 @@ cdef inline bint is_wait_of(Group *g, const Call *c) noexcept nogil:
 
 
 # Update the rank that the published wait is for.
-cdef inline void correct_wait(Group *g, int place, int kind, int awaited) noexcept nogil:
-    cdef sr_wait *wait = &g.me.wait[place]
+cdef inline void correct_wait(Group *g, int index, int kind, int awaited) noexcept nogil:
+    cdef sr_wait *wait = &g.me.wait[index]
     if sr_flag_load(&wait.since_ns) != 0:
         sr_flag_set(&wait.what, <uint64_t> kind << 32 | <uint32_t> awaited)
 
 
 # End a wait, whether or not it was published.
-cdef inline void end_wait(Group *g, int place) noexcept nogil:
-    if sr_flag_load(&g.me.wait[place].since_ns) != 0:
-        sr_flag_set(&g.me.wait[place].since_ns, 0)
+cdef inline void end_wait(Group *g, int index) noexcept nogil:
+    if sr_flag_load(&g.me.wait[index].since_ns) != 0:
+        sr_flag_set(&g.me.wait[index].since_ns, 0)
 
 
 # Record the time when this rank gave up its call. The wait stays readable.

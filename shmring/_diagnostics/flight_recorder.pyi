@@ -38,7 +38,7 @@ OUTCOMES: tuple[str, ...]
 WAITS: tuple[str, ...]
 TRACED: tuple[str, ...]
 
-def described(fingerprint: int, count: int) -> dict[str, Any] | None:
+def call_of_fingerprint(fingerprint: int, count: int) -> dict[str, Any] | None:
     """Return the call that fingerprint and count describe, as `record_of`; None if the kind is unknown."""
 
 def control_nbytes_of(head: bytes, nbytes: int) -> int:

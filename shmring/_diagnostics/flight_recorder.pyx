@@ -56,9 +56,9 @@ TRACED = ("call", "wait", "stage", "reduce", "copy", "stage and copy", "wire", "
 assert len(TRACED) == NTRACED
 
 
-# ---- describing calls ----------------------------------------------------------------------------------------------
+# ---- calls, as dicts ------------------------------------------------------------------------------------------------
 
-def described(uint64_t fingerprint, uint64_t count):
+def call_of_fingerprint(uint64_t fingerprint, uint64_t count):
     """Return the call that fingerprint and count describe, as `record_of`; None if the kind is unknown."""
     cdef uint64_t kind = fingerprint & 63
     cdef uint64_t narrowed
@@ -166,7 +166,8 @@ def control_nbytes_of(bytes head not None, uint64_t nbytes):
     if not 1 <= header.nranks <= SR_MAX_RANKS:
         raise ValueError(f"its header says {header.nranks} ranks")
     if not 0 < header.staging_nbytes < most or not 0 < header.message_ring_nbytes < most >> 24:
-        raise ValueError(f"its header says rings of {header.staging_nbytes} and {header.message_ring_nbytes} bytes")
+        raise ValueError(f"its header says staging buffers of {header.staging_nbytes} bytes, and message rings of "
+                         f"{header.message_ring_nbytes} bytes")
     if sr_layout_segment_nbytes(header.nranks, header.staging_nbytes, header.message_ring_nbytes) > nbytes:
         raise ValueError(f"its header says more than the {nbytes} bytes that there are")
     return sr_layout_control_nbytes(header.nranks)
@@ -278,15 +279,15 @@ cdef class Flight:
         cdef uint64_t since, until, seq, what
         cdef uint32_t kind
         cdef int32_t awaited
-        cdef int place
+        cdef int index
         found = []
-        for place in range(SR_WAITS):
-            since = sr_flag_load(&lane.wait[place].since_ns)
-            until, seq = sr_flag_load(&lane.wait[place].until_ns), sr_flag_load(&lane.wait[place].seq)
-            what = sr_flag_load(&lane.wait[place].what)
+        for index in range(SR_WAITS):
+            since = sr_flag_load(&lane.wait[index].since_ns)
+            until, seq = sr_flag_load(&lane.wait[index].until_ns), sr_flag_load(&lane.wait[index].seq)
+            what = sr_flag_load(&lane.wait[index].what)
             kind, awaited = <uint32_t> (what >> 32), <int32_t> <uint32_t> what
-            is_over = self.is_over(&lane.wait[place])
-            if since == 0 or since != sr_flag_load(&lane.wait[place].since_ns) or kind >= SR_WAIT_KINDS:
+            is_over = self.is_over(&lane.wait[index])
+            if since == 0 or since != sr_flag_load(&lane.wait[index].since_ns) or kind >= SR_WAIT_KINDS:
                 continue
             if awaited < ANYBODY or awaited >= self.nranks + <int> SR_MAX_RANKS:
                 continue
@@ -295,10 +296,10 @@ cdef class Flight:
         return found
 
     cdef bint is_over(self, const sr_wait *wait) noexcept:
-        cdef uint64_t distance = sr_flag_load(&wait.flag)
-        if distance == 0 or distance % sizeof(sr_flag) or distance >= sr_layout_control_nbytes(self.nranks):
+        cdef uint64_t offset = sr_flag_load(&wait.flag)
+        if offset == 0 or offset % sizeof(sr_flag) or offset >= sr_layout_control_nbytes(self.nranks):
             return False
-        return sr_flag_reached(<const sr_flag *> (<const char *> self.header + distance), sr_flag_load(&wait.target))
+        return sr_flag_reached(<const sr_flag *> (<const char *> self.header + offset), sr_flag_load(&wait.target))
 
     # -- the end --
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shmring")
 
 
-def warn(engine: Engine, place: int, since_ns: int) -> None:
-    """Log the rank that this rank has waited for since `since_ns`. place: index of the wait in its lane."""
+def warn(engine: Engine, since_ns: int) -> None:
+    """Log the rank that this rank has waited for since `since_ns`."""
     waits = engine.flight.waits_of(engine.rank)
     wait = next((wait for wait in waits if wait["since_ns"] == since_ns), None)
     if wait is None or wait["awaited"] is None:  # a receive from any rank waits for no particular rank

@@ -64,14 +64,14 @@ cdef class Engine(State):
     cdef int prepare_to_begin(self, Call *c) except -1
     cdef int call_tiny(self, int kind, int op, size_t count, void *data, size_t nbytes, double timeout_s,
                        uint64_t signature=*) except -1
-    cdef int describe_refusal(self, Call *c, int kind) except -1
+    cdef int fill_refusal(self, Call *c, int kind) except -1
     cdef int issue(self, Issued issued) except -1
     cdef void set_linger(self, uint64_t ns) noexcept
     cdef int enqueue(self, Issued issued) except -1
     cdef void leave_to_background(self) noexcept
     cdef int run_queued_call(self, Call *c) except -1
     cdef bint wait_for(self, Task *task, uint64_t until_ns) except -1
-    cdef bint describe_oldest(self) except -1
+    cdef bint fill_oldest(self) except -1
     cdef int end_issued(self) except -1
     cdef int finish_issued(self) except -1
     cdef int check_open(self) except -1

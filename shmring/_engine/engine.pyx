@@ -17,7 +17,7 @@ from .._algorithms.choice cimport enter_refused, step_refused
 from .._core.core_distance cimport enter_ping, step_ping_call
 from .._core.group cimport (
     ALLOCATE, ALL_REDUCE, BLOCKED, BROADCAST, DEAD, DONE, LATE, LEFT, LOST, MISMATCHED, PING, REMOTE_MISMATCH,
-    SIGNALLED, UNDESCRIBED, UNREADABLE, Block, Call, Group, Stats, check_liveness, fingerprint_of, is_before,
+    SIGNALLED, UNFILLED, UNREADABLE, Block, Call, Group, Stats, check_liveness, fingerprint_of, is_before,
     record_call, set_abort, set_far,
 )
 from .._core.kernels cimport SR_BOR, SR_MIN, SR_SUM, SR_U8, sr_float_env, sr_float_env_enter, sr_float_env_leave
@@ -37,7 +37,7 @@ from .progress cimport (
     Issued, append, copy_begun, delist, enlist, finish_all, free_queue, is_background, linger, new_queue, reap,
     start_thread, step_briefly, step_until, fetch_failure, acquire_stepper, wake_thread,
 )
-from .queue cimport BEING_DESCRIBED, DESCRIBED, TO_BE_DESCRIBED, WAITER, Queue, Task, is_finished, is_pending, oldest
+from .queue cimport BEING_FILLED, FILLED, TO_BE_FILLED, WAITER, Queue, Task, is_finished, is_pending, oldest
 from .state cimport (
     LivenessThread, Stalls, await_same_call, begin_report, find_remote_mismatch, last_call_of, mismatched_calls,
     most_suspect, world_number,
@@ -548,7 +548,7 @@ cdef class Engine(State):
             return self.abort_by_exception(error)
         cdef Issued refusal = Issued()
         cdef Call *c = &refusal.task.call
-        self.describe_refusal(c, kind)
+        self.fill_refusal(c, kind)
         self.prepare_to_begin(c)
         self.nrefused = self.nbegun
         if is_pending(self.queue):
@@ -563,7 +563,7 @@ cdef class Engine(State):
             self.busy = False
         return 0
 
-    cdef int describe_refusal(self, Call *c, int kind) except -1:
+    cdef int fill_refusal(self, Call *c, int kind) except -1:
         c.kind = kind
         c.timeout_ns = ns_of(self.timeout_s)
         c.enter = enter_refused if self.g.inter == NULL else enter_refused_across
@@ -588,7 +588,7 @@ cdef class Engine(State):
             self.check_idle()   # meanwhile, another thread has closed the communicator or begun a call
         append(self.queue, &issued.task)
         step_briefly(self.queue)
-        while self.describe_oldest():
+        while self.fill_oldest():
             step_briefly(self.queue)
         if self.linger_ns > 0 and is_pending(self.queue) and oldest(self.queue) == &issued.task:
             linger(self.queue, &issued.task, sr_now_ns() + self.next_linger_ns)
@@ -652,8 +652,8 @@ cdef class Engine(State):
                         except Error:   # the next step ends all issued calls
                             pass
                         self.stalls.warn_if_due(self, SR_WAIT_CALL)
-                    elif status == UNDESCRIBED:
-                        self.describe_oldest()
+                    elif status == UNFILLED:
+                        self.fill_oldest()
                     elif status != DONE:
                         self.end_issued()
             finally:
@@ -666,21 +666,20 @@ cdef class Engine(State):
             self.raise_abort_error()
         return True
 
-    # Describe the oldest call, if it could not be described when it was issued. Return False if it needs no
-    # description.
-    cdef bint describe_oldest(self) except -1:
+    # Fill the oldest call, if it could not be filled when it was issued. Return False if it has been.
+    cdef bint fill_oldest(self) except -1:
         cdef Issued issued
         cdef Task *task = oldest(self.queue)
-        if not is_pending(self.queue) or sr_flag_load(&task.description) != TO_BE_DESCRIBED:
+        if not is_pending(self.queue) or sr_flag_load(&task.filling) != TO_BE_FILLED:
             return False
         issued = <Issued> task.keeper
-        sr_flag_set(&task.description, BEING_DESCRIBED)
+        sr_flag_set(&task.filling, BEING_FILLED)
         try:
-            issued.finish_description()
+            issued.finish_filling()
         except BaseException as error:   # otherwise the call would stay in this state forever
             self.abort_by_exception(error)
             raise
-        sr_flag_set(&task.description, DESCRIBED)
+        sr_flag_set(&task.filling, FILLED)
         return True
 
     # Report the error of a step in the background to all ranks, and end all issued calls.
@@ -715,7 +714,7 @@ cdef class Engine(State):
     def _attend(self):
         """Do the work of the progress thread that needs the GIL. It raises nothing."""
         try:
-            self.describe_oldest()
+            self.fill_oldest()
             if self.queue.failed_status != DONE:
                 self.end_issued()
             elif is_pending(self.queue) and sr_flag_load(&self.queue.nwaiters) == 0:   # else the waiting threads do

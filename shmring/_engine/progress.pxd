@@ -7,7 +7,7 @@ from .._core.segment cimport sr_waitset
 from .queue cimport Pollable, Queue, Task
 
 
-cdef enum Round:      # result of a round of the progress thread, the most urgent last
+cdef enum Pass:       # result of a pass of the progress thread over its queues, the most urgent last
     IDLE, REAPABLE, WAITING, ACTIVE, WANTS_PYTHON
 
 
@@ -15,7 +15,7 @@ cdef class Issued:
     cdef Task task
     cdef object communicator, kept   # kept alive until the call is finished
 
-    cdef int finish_description(self) except -1
+    cdef int finish_filling(self) except -1
     cdef void let_go(self) noexcept
 
 

@@ -15,7 +15,7 @@ from posix.stdlib cimport posix_memalign
 from posix.unistd cimport read, write
 
 from .._core.group cimport (
-    ABORTED, ALL_REDUCE, AUTO, BLOCKED, BROADCAST, DIRECT, DONE, ELECTION, INVALID, PROGRESSED, SIGNALLED, UNDESCRIBED,
+    ABORTED, ALL_REDUCE, AUTO, BLOCKED, BROADCAST, DIRECT, DONE, ELECTION, INVALID, PROGRESSED, SIGNALLED, UNFILLED,
     Call, Group, begin_call, fingerprint_of, is_sliced, mixed,
 )
 from .._core.kernels cimport SR_MIN, SR_U64, SR_WIRE_NATIVE, sr_float_env, sr_float_env_enter, sr_float_env_leave
@@ -31,7 +31,7 @@ from .._diagnostics.flight_recorder cimport (
 from .._internode.context cimport call_number, inter_of, number_in, sr_conn_sleep_or, sr_conn_take_news
 from .._transport.channel cimport sr_channels_poll_abort
 from .queue cimport (
-    BACKGROUND, CANDIDATE, ELECTED, DESCRIBED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
+    BACKGROUND, CANDIDATE, ELECTED, FILLED, IN_ORDER, WAITER, Pollable, Queue, Task, is_finished, is_pending,
     next_of, oldest,
 )
 from .wait cimport BRIEF_NBYTES, LONG_SLEEP_NS, poll_call, sleep_ns_after, step_to_end, try_briefly
@@ -65,9 +65,9 @@ cdef class Issued:
     def __cinit__(self, *_, **__):
         memset(&self.task, 0, sizeof(Task))
 
-    # Describe the call. If task.description is TO_BE_DESCRIBED, this is called with the GIL once the calls before it
+    # Fill the call. If task.filling is TO_BE_FILLED, this is called with the GIL once the calls before it
     # are finished.
-    cdef int finish_description(self) except -1:
+    cdef int finish_filling(self) except -1:
         return 0
 
     # The call is finished: release the arrays, also if the program keeps this object. This may run any Python code.
@@ -190,10 +190,10 @@ cdef bint copy_begun(Queue *q, Call *c) noexcept nogil:
     return is_there
 
 
-# Begin a task if it has not begun. Return False if it must be described first.
+# Begin a task if it has not begun. Return False if its call must be filled first.
 cdef inline bint begin(Queue *q, Task *t) noexcept nogil:
     if not t.begun:
-        if sr_flag_load(&t.description) != DESCRIBED:
+        if sr_flag_load(&t.filling) != FILLED:
             return False
         t.begun = True
         if t.before != NULL:
@@ -226,7 +226,7 @@ cdef inline void finish_or_continue(Queue *q, Task *t) noexcept nogil:
         finish_oldest(q, t, DONE)
 
 
-# Step the queue. Return PROGRESSED, BLOCKED, DONE if nothing is pending, UNDESCRIBED, or a status that ends the
+# Step the queue. Return PROGRESSED, BLOCKED, DONE if nothing is pending, UNFILLED, or a status that ends the
 # communicator.
 cdef int step_queue(Queue *q) noexcept nogil:
     cdef Task *t
@@ -237,7 +237,7 @@ cdef int step_queue(Queue *q) noexcept nogil:
             return DONE
         t = next_of(q)
         if not begin(q, t):
-            return UNDESCRIBED
+            return UNFILLED
         status = step_call(q.group, &t.call)
         if status == BLOCKED and sr_flag_spin(t.call.awaited.flag, t.call.awaited.target, PAUSES):
             status = PROGRESSED
@@ -271,7 +271,7 @@ cdef void step_briefly(Queue *q) noexcept:
 
 
 # Step the queue for a thread that waits for a task. Return DONE once the task is finished, SIGNALLED when Python has to
-# check its signals or until_ns has come, UNDESCRIBED, or a status that ends the communicator.
+# check its signals or until_ns has come, UNFILLED, or a status that ends the communicator.
 cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     cdef sr_float_env env
     cdef Task *first
@@ -291,10 +291,10 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
             q.group.signal_ns = until_ns
         while status == DONE and not is_finished(q, t):
             first = next_of(q)
-            status = step_to_end(q.group, &first.call) if begin(q, first) else UNDESCRIBED
+            status = step_to_end(q.group, &first.call) if begin(q, first) else UNFILLED
             if status == DONE:
                 finish_or_continue(q, first)
-            elif status != SIGNALLED and status != UNDESCRIBED:
+            elif status != SIGNALLED and status != UNFILLED:
                 record_failure(q, first, status)
         sr_float_env_leave(env)
         sr_flag_release(&q.stepper)
@@ -339,7 +339,7 @@ cdef struct Background:
     Pollable *first
     sr_flag thread             # the progress thread; 0: there is none
     uint64_t blocked_since_ns
-    bint has_reapable          # in the last round a queue had finished calls and nothing else
+    bint has_reapable          # in the last pass a queue had finished calls and nothing else
     uint64_t reapable_since_ns
     int news                   # epoll descriptor of a pollable that waits for other hosts; 0: none does
     sr_flag at_news            # the thread sleeps on `news`
@@ -416,7 +416,7 @@ def _run():
             serve()
         try:
             _attend_to_all()
-        except BaseException:   # no memory for it: the next round tries again
+        except BaseException:   # no memory for it: the next pass tries again
             sr_yield()
 
 
@@ -557,7 +557,7 @@ cdef int step_in_background(Queue *q, sr_waitset *waitset) noexcept nogil:
             if not sr_channels_poll_abort(inter_of(q.group).channels):
                 return wait_across(q, &next_of(q).call)
             status = SIGNALLED
-    if status != UNDESCRIBED:
+    if status != UNFILLED:
         record_failure(q, next_of(q), status)
         give_up_wait(q.group)
     return WANTS_PYTHON

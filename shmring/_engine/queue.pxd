@@ -12,7 +12,7 @@ cdef struct Task:
     Call call
     bint begun
     int priority_state   # enum below
-    sr_flag description  # enum below
+    sr_flag filling      # enum below
     void (*before)(Task *) noexcept nogil   # called before the call begins; or NULL
     void (*after)(Task *) noexcept nogil    # called after the call is done; or NULL
     const void *argument   # of these two; for an election its queue
@@ -26,7 +26,7 @@ cdef struct Task:
 
 
 cdef enum:
-    DESCRIBED, TO_BE_DESCRIBED, BEING_DESCRIBED    # of Task.description
+    FILLED, TO_BE_FILLED, BEING_FILLED    # of Task.filling: whether Task.call has its arguments
 
 
 cdef enum:      # of Task.priority_state, see progress.pyx
@@ -35,7 +35,7 @@ cdef enum:      # of Task.priority_state, see progress.pyx
     ELECTED     # a call with a priority that is elected, for its next part or for the whole rest
 
 
-# Work of the progress thread. `step` advances it and returns a Round without blocking. Given a wait set, `step` enters
+# Work of the progress thread. `step` advances it and returns a Pass without blocking. Given a wait set, `step` enters
 # the events that it waits for, and polls once more afterwards. After REAPABLE and WANTS_PYTHON the owner's _attend() is
 # called.
 cdef struct Pollable:

@@ -3,16 +3,12 @@ from posix.types cimport pid_t
 
 from .._core.group cimport Call, Group
 from .._core.segment cimport sr_lane, sr_report
-from .._diagnostics.flight_recorder cimport Flight
+from .._diagnostics.flight_recorder cimport SR_WAITS, Flight
 
 
 cdef extern from "layout.h" nogil:
     ctypedef struct sr_leave "_Atomic uint32_t":
         pass
-
-
-cdef enum:
-    MOST_PLACES = 4          # places of waits that may exist at the same time, see enum sr_wait_index
 
 
 cdef void begin_report(Group *g, sr_report *report, bint in_call, uint64_t seq) noexcept nogil
@@ -40,10 +36,10 @@ cdef int most_suspect(State state, Call *c) except -1
 
 
 cdef class Stalls:
-    cdef uint64_t[MOST_PLACES] since_ns   # by place: start of the current wait
-    cdef uint64_t[MOST_PLACES] next_ns    # by place: time of its next warning
+    cdef uint64_t[SR_WAITS] since_ns   # by sr_wait_index: start of the current wait
+    cdef uint64_t[SR_WAITS] next_ns    # by sr_wait_index: time of its next warning
 
-    cdef int warn_if_due(self, object engine, int place) except -1
+    cdef int warn_if_due(self, object engine, int index) except -1
 
 
 cdef class LivenessThread:

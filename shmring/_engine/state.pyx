@@ -26,7 +26,7 @@ from .._core.segment cimport (
     sr_now_ns, sr_record, sr_report, sr_seqlock_read, sr_seqlock_write, sr_stack_request, sr_tuning,
 )
 from .._core.staging cimport slot_nbytes
-from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, SR_WAITS, Flight, name_in_fingerprint, name_in_record
+from .._diagnostics.flight_recorder cimport SR_STACKS_NBYTES, Flight, name_in_fingerprint, name_in_record
 from .._internode.context cimport (
     InterNode, call_number, examine_confirmations, inter_of, number_in, rank_at, rank_at_end_of, remote, sr_conn,
     sr_conn_length,
@@ -34,7 +34,7 @@ from .._internode.context cimport (
 
 from .._core import kernels
 from .._diagnostics import stacks, stall_warning
-from .._diagnostics.flight_recorder import KINDS, PATHS, described
+from .._diagnostics.flight_recorder import KINDS, PATHS, call_of_fingerprint
 from .._system import limits
 from ..errors import Error
 
@@ -53,8 +53,6 @@ cdef extern from "sync/stack_request.h" nogil:
 cdef extern from "<sys/prctl.h>" nogil:
     enum: PR_SET_NAME
     int prctl(int option, const char *name)
-
-assert <int> SR_WAITS <= <int> MOST_PLACES
 
 cdef const char *THREAD_NAME = "shmring-life"
 cdef uint64_t LONGEST_START_NS = 60_000_000_000
@@ -347,7 +345,7 @@ cdef class State:
         cdef const sr_record *record = own_record(&self.g, seq)
         if record != NULL:
             return self.flight.record_of(self.g.rank, record.seq)
-        return described(inter.fingerprint, inter.count) if is_across(&self.g) else None
+        return call_of_fingerprint(inter.fingerprint, inter.count) if is_across(&self.g) else None
 
     def last_seq_of(self, int rank):
         """Return the highest sequence number that a rank has begun."""
@@ -451,8 +449,8 @@ cdef int await_same_call(State state, Call *c) except -1:
 # nothing in a call detects the mismatch in a later one.
 cdef tuple mismatched_calls(State state):
     cdef InterNode *inter = inter_of(&state.g)
-    return (own_described(state, inter.ours.seq, inter.ours.fingerprint, inter.ours.count),
-            described(inter.theirs.fingerprint, inter.theirs.count),
+    return (own_call_of(state, inter.ours.seq, inter.ours.fingerprint, inter.ours.count),
+            call_of_fingerprint(inter.theirs.fingerprint, inter.theirs.count),
             None if inter.theirs.seq == inter.ours.seq else call_number(inter, inter.theirs.seq))
 
 
@@ -465,14 +463,14 @@ cdef tuple find_remote_mismatch(State state, Call *c):
     rank = state.notifications.compare_calls(inter.seq, inter.fingerprint, inter.count)
     if rank is None:
         return None
-    ours = own_described(state, inter.seq, inter.fingerprint, inter.count)
-    return rank, ours, described(*state.notifications.channels.call_of(rank)[1:])
+    ours = own_call_of(state, inter.seq, inter.fingerprint, inter.count)
+    return rank, ours, call_of_fingerprint(*state.notifications.channels.call_of(rank)[1:])
 
 
-# As described, for a call of this rank. An election is described by its record if it is the last call: the record names
+# As call_of_fingerprint, for a call of this rank. If the last call is an election, its record is returned: that names
 # the call that the election precedes, for which a fingerprint has no room.
-cdef object own_described(State state, uint64_t seq, uint64_t fingerprint, uint64_t count):
-    found = described(fingerprint, count)
+cdef object own_call_of(State state, uint64_t seq, uint64_t fingerprint, uint64_t count):
+    found = call_of_fingerprint(fingerprint, count)
     if seq != inter_of(&state.g).seq or found is None or found["kind"] != "election":
         return found
     return state.flight.record_of(state.g.rank, state.g.recorded.seq)
@@ -485,7 +483,7 @@ cdef tuple last_call_of(State state, int rank):
     last = state.notifications.channels.call_of(rank)
     if conn.nreceived > 0 and (last is None or call_number(inter, last[0]) < call_number(inter, conn.arriving.seq)):
         last = conn.arriving.seq, conn.arriving.fingerprint, conn.arriving.count
-    return None if last is None else (call_number(inter, last[0]), described(*last[1:]))
+    return None if last is None else (call_number(inter, last[0]), call_of_fingerprint(*last[1:]))
 
 
 # Return the rank of another host to blame for a late call. The rank with the most outstanding messages may wait itself,
@@ -526,23 +524,23 @@ cdef class Stalls:
         state.g.stall_ns = <uint64_t> (limit_s * 1e9)
 
     # Log the warning if it is due. A waiting rank calls this every few milliseconds.
-    cdef int warn_if_due(self, object engine, int place) except -1:
+    cdef int warn_if_due(self, object engine, int index) except -1:
         cdef State state = engine
-        cdef uint64_t since = sr_flag_load(&state.g.me.wait[place].since_ns)
+        cdef uint64_t since = sr_flag_load(&state.g.me.wait[index].since_ns)
         cdef uint64_t now
         if since == 0 or state.g.stall_ns == 0:
             return 0
-        if self.since_ns[place] != since:
-            self.since_ns[place] = since
-            self.next_ns[place] = since + state.g.stall_ns
+        if self.since_ns[index] != since:
+            self.since_ns[index] = since
+            self.next_ns[index] = since + state.g.stall_ns
         now = sr_now_ns()
-        if now < self.next_ns[place]:
+        if now < self.next_ns[index]:
             return 0
-        self.next_ns[place] = now + (now - since)
+        self.next_ns[index] = now + (now - since)
         # Other ranks that have waited about as long log nothing until shortly before this rank's next warning is due.
         if state.flight.take_warning_turn(now, now + (now - since) // 4 * 3):
             try:
-                stall_warning.warn(engine, place, since)
+                stall_warning.warn(engine, since)
             except Exception:   # an exception of a log handler is not an error of the call
                 pass
         return 0

@@ -87,10 +87,10 @@ cdef struct InterNode:
     bint is_to_confirm     # this rank has yet to confirm the call
     Call local             # the current local step, or the last one
     bint runs_locally      # a local step is in progress
-    int turn, stage        # place in the schedule
-    int batch              # number of the next batch of ranks within a turn
-    int lag                # turns from the beginning of a fragment to its end
-    int fold_lag           # turns from the beginning of a fragment to its first fold
+    int round, stage       # place in the schedule
+    int batch              # number of the next batch of ranks within a round
+    int lag                # rounds from the beginning of a fragment to its end
+    int fold_lag           # rounds from the beginning of a fragment to its first fold
     bint in_parts          # each host folds a part of a slice for all hosts; else each host folds the whole slice
     bint through_room      # received data go through `room`, since they would overwrite data not yet sent
     int per_group          # hosts of a group, which exchange among themselves first; nhosts if there are no groups
@@ -190,7 +190,7 @@ cdef inline void begin_internode(Group *g, Call *c) noexcept nogil:
     c.number = call_number(inter, inter.seq)
     c.seq = g.seq + 1   # for the record: sequence number of its first local step, if it has one
     record_call(g, c)
-    inter.turn = inter.stage = 0
+    inter.round = inter.stage = 0
     inter.runs_locally = inter.previous_is_confirmed = False
     inter.is_to_confirm = inter.confirmer != NULL and is_one_sided(c)
     inter.dtype, inter.itemsize = c.dtype, max(c.itemsize, <size_t> 1)

@@ -28,7 +28,7 @@ cdef inline size_t part_from(Call *c, int rank, size_t offset, size_t most) noex
     return bytes_within(c.nbytes if c.taken == NULL else c.taken[rank].nbytes, offset, most)
 
 
-# ---- turns, each with a local part -------------------------------------------------------------------------------
+# ---- rounds, each with a local part ------------------------------------------------------------------------------
 
 # Return the number of parts of the longest piece; 1 if only heads are exchanged.
 cdef inline int nparts(InterNode *inter, Call *c) noexcept nogil:
@@ -65,11 +65,11 @@ cdef void start_pairwise(Group *g, Call *c) noexcept nogil:
     exchange_pieces(g, c)
 
 
-# Post the sends and receives of this turn's parts, with all ranks of other hosts.
+# Post the sends and receives of this round's parts, with all ranks of other hosts.
 cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *fragment = fragment_at(inter, 0)
-    cdef size_t offset = <size_t> inter.turn * inter.part_nbytes
+    cdef size_t offset = <size_t> inter.round * inter.part_nbytes
     cdef size_t nbytes
     cdef unsigned char *there
     cdef int rank
@@ -78,18 +78,18 @@ cdef void exchange_pieces(Group *g, Call *c) noexcept nogil:
             continue
         if goes_from_to(c, inter.rank, rank):
             nbytes = part_for(c, rank, offset, inter.part_nbytes)
-            if nbytes > 0 or inter.turn == 0:
+            if nbytes > 0 or inter.round == 0:
                 send_to(g, c, rank, piece_for(c, rank) + offset, nbytes, &fragment.sending)
         if goes_from_to(c, rank, inter.rank):
             nbytes = part_from(c, rank, offset, inter.part_nbytes)
             there = inter.room + rank * inter.pair_nbytes if inter.through_room else piece_from(c, rank) + offset
-            if nbytes > 0 or inter.turn == 0:
+            if nbytes > 0 or inter.round == 0:
                 receive_from(g, c, rank, there, nbytes, &fragment.receiving)
 
 
 cdef void take_from_room(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
-    cdef size_t offset = <size_t> inter.turn * inter.part_nbytes
+    cdef size_t offset = <size_t> inter.round * inter.part_nbytes
     cdef int rank
     for rank in range(inter.size):
         if inter.conn[rank] != NULL:
@@ -108,8 +108,8 @@ cdef int stage_pairwise(Group *g, Call *c) noexcept nogil:
         return blocked_on_conns(g, c)
     if inter.through_room:
         take_from_room(g, c)
-    inter.turn += 1
-    if inter.turn == nparts(inter, c):
+    inter.round += 1
+    if inter.round == nparts(inter, c):
         return finish_internode(g, c)
     exchange_pieces(g, c)
     return PROGRESSED
@@ -156,7 +156,7 @@ cdef inline void keep_own(Group *g, Call *c) noexcept nogil:
 # ---- all_gather, scan, exscan: each piece goes to every host -------------------------------------------------------
 
 cdef enum:
-    GATHER_LAG = 2   # turns from posting a part to distributing it locally
+    GATHER_LAG = 2   # rounds from posting a part to distributing it locally
 
 
 # Return the place of a part of a rank's piece. A scan gathers a part of every rank's x in inter.room, and folds those
@@ -204,19 +204,19 @@ cdef inline void receive_part(Group *g, Call *c, int rank, int number) noexcept 
         receive_from(g, c, rank, part_of_rank(g, c, rank, number), nbytes, &fragment_at(inter_of(g), number).receiving)
 
 
-# Stage 0: post the part of this turn. Stage 1: distribute the batches of an earlier turn's part, one local step for
+# Stage 0: post the part of this round. Stage 1: distribute the batches of an earlier round's part, one local step for
 # each batch. The first batch is this host's own, which needs no data from other hosts.
 cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int last = nparts(inter, c)
-    cdef int number = inter.turn - inter.lag
-    if inter.turn == last + inter.lag:
+    cdef int number = inter.round - inter.lag
+    if inter.round == last + inter.lag:
         return finish_internode(g, c)
     if inter.stage == 0:
-        if inter.turn < last:
-            if fragment_at(inter, inter.turn).sending > 0:
+        if inter.round < last:
+            if fragment_at(inter, inter.round).sending > 0:
                 return blocked_on_conns(g, c)
-            exchange_parts(g, c, inter.turn)
+            exchange_parts(g, c, inter.round)
         inter.stage = 1
     if number >= 0:
         if inter.batch > 0 and fragment_at(inter, number).receiving > 0:
@@ -228,7 +228,7 @@ cdef int stage_all_gather(Group *g, Call *c) noexcept nogil:
                 return blocked_on_conns(g, c)
             fold_part(g, c, number)
     inter.stage = inter.batch = 0
-    inter.turn += 1
+    inter.round += 1
     return PROGRESSED
 
 
@@ -304,7 +304,7 @@ cdef void fold_part(Group *g, Call *c, int number) noexcept nogil:
 # A small message goes from the root to one rank of each host. A large one goes in fragments along a chain of hosts:
 # each rank passes its own slice on, so every host sends the whole message once.
 cdef enum:
-    CHAIN_LAG = 2   # turns from posting the receives of a fragment to sending it to the next host
+    CHAIN_LAG = 2   # rounds from posting the receives of a fragment to sending it to the next host
 
 
 cdef void start_broadcast(Group *g, Call *c) noexcept nogil:
@@ -340,22 +340,22 @@ cdef int stage_small_broadcast(Group *g, Call *c) noexcept nogil:
     return PROGRESSED
 
 
-# Stage 0: begin this turn's fragment, by a local broadcast on the root's host, by posting its receives on others. Stage
-# 1: send an earlier fragment to the next host. Stage 2: distribute that fragment among the ranks of this host.
+# Stage 0: begin this round's fragment, by a local broadcast on the root's host, by posting its receives on others.
+# Stage 1: send an earlier fragment to the next host. Stage 2: distribute that fragment among the ranks of this host.
 cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef int last = nfragments(inter, c)
-    cdef int number = inter.turn - inter.lag
+    cdef int number = inter.round - inter.lag
     cdef bint begins = inter.host == inter.host_of[c.root]
-    if inter.turn == last + inter.lag:
+    if inter.round == last + inter.lag:
         return finish_internode(g, c)
     if inter.stage == 0:
-        if inter.turn < last:
-            if fragment_at(inter, inter.turn).sending > 0:
+        if inter.round < last:
+            if fragment_at(inter, inter.round).sending > 0:
                 return blocked_on_conns(g, c)
-            begin_fragment(g, c, inter.turn)
+            begin_fragment(g, c, inter.round)
         inter.stage = 1
-        return begin_barrier(g, c) if inter.turn == 0 and not begins else PROGRESSED
+        return begin_barrier(g, c) if inter.round == 0 and not begins else PROGRESSED
     if inter.stage == 1:
         if number >= 0:
             if fragment_at(inter, number).receiving > 0:
@@ -367,7 +367,7 @@ cdef int stage_large_broadcast(Group *g, Call *c) noexcept nogil:
         if gather_fragment(g, c, number) == PROGRESSED:
             return PROGRESSED
     inter.stage = 0
-    inter.turn += 1
+    inter.round += 1
     return PROGRESSED
 
 

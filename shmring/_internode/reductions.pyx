@@ -113,13 +113,13 @@ cdef void hand_out_small(Group *g, Call *c) noexcept nogil:
 # a slice is sent.
 
 # A message is split into fragments, so that one is sent while the next one is reduced and the previous one is
-# distributed. The order of local steps, and of messages on a connection, is fixed: a *turn* reduces one fragment
-# locally, folds an earlier one, posts the exchange of the first one, and gathers a third one. If hosts form groups,
-# each host folds within its group first, and then with the hosts at the same place in the other groups.
+# distributed. The order of local steps, and of messages on a connection, is fixed: a *round* reduces one fragment
+# locally, folds an earlier one, posts the exchange of the one just reduced, and gathers the oldest one. If hosts form
+# groups, each host folds within its group first, and then with the hosts at the same place in the other groups.
 cdef enum:
-    REDUCING, FOLDING, JOINING, POSTING, GATHERING   # stages of a turn
-    FOLD_LAG = 3         # turns from reducing a fragment locally to folding the partial results of other hosts
-    FOLD_LAG_IN_GROUPS = 2   # the same with groups; also turns from there to folding the results of other groups
+    REDUCING, FOLDING, JOINING, POSTING, GATHERING   # stages of a round
+    FOLD_LAG = 3         # rounds from reducing a fragment locally to folding the partial results of other hosts
+    FOLD_LAG_IN_GROUPS = 2   # the same with groups; also rounds from there to folding the results of other groups
 
 
 # Elements of a cache line. Slices begin at cache lines if the message does.
@@ -264,7 +264,7 @@ cdef inline void next_stage(InterNode *inter) noexcept nogil:
     inter.stage += 1
     if inter.stage > GATHERING:
         inter.stage = REDUCING
-        inter.turn += 1
+        inter.round += 1
 
 
 cdef int stage_large(Group *g, Call *c) noexcept nogil:
@@ -272,21 +272,21 @@ cdef int stage_large(Group *g, Call *c) noexcept nogil:
     cdef int last = nfragments(inter, c)
     cdef int status = DONE
     if inter.stage == REDUCING:
-        if inter.turn == last + inter.lag:
+        if inter.round == last + inter.lag:
             return finish_internode(g, c)
-        if inter.turn < last:
-            status = reduce_locally(g, c, inter.turn)
+        if inter.round < last:
+            status = reduce_locally(g, c, inter.round)
     elif inter.stage == FOLDING:
-        if 0 <= inter.turn - inter.fold_lag < last:
-            status = fold_fragment(g, c, inter.turn - inter.fold_lag)
+        if 0 <= inter.round - inter.fold_lag < last:
+            status = fold_fragment(g, c, inter.round - inter.fold_lag)
     elif inter.stage == JOINING:
-        if are_grouped(inter) and 0 <= inter.turn - 2 * inter.fold_lag < last:
-            status = join_groups(g, c, inter.turn - 2 * inter.fold_lag)
+        if are_grouped(inter) and 0 <= inter.round - 2 * inter.fold_lag < last:
+            status = join_groups(g, c, inter.round - 2 * inter.fold_lag)
     elif inter.stage == POSTING:
-        if inter.turn < last:
-            status = exchange_slices(g, c, inter.turn)
-    elif 0 <= inter.turn - inter.lag < last:
-        status = gather_result(g, c, inter.turn - inter.lag)
+        if inter.round < last:
+            status = exchange_slices(g, c, inter.round)
+    elif 0 <= inter.round - inter.lag < last:
+        status = gather_result(g, c, inter.round - inter.lag)
     if status != BLOCKED:   # if a local step has begun, the next stage runs after it
         next_stage(inter)
         return PROGRESSED
@@ -561,12 +561,12 @@ cdef int gather_fragment(Group *g, Call *c, int number) noexcept nogil:
     local_call.out = out
     local_call.root = inter.local_of[c.root]
     if c.kind == REDUCE or not is_even(g, fragment.count):
-        describe_slices(g, c, number, local_call)
+        fill_slices(g, c, number, local_call)
     begin_local(g, c)
     return PROGRESSED
 
 
-cdef void describe_slices(Group *g, Call *c, int number, Call *local_call) noexcept nogil:
+cdef void fill_slices(Group *g, Call *c, int number, Call *local_call) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *fragment = fragment_at(inter, number)
     cdef bint takes_them = c.kind != REDUCE or inter.rank == c.root
@@ -587,7 +587,7 @@ cdef void describe_slices(Group *g, Call *c, int number, Call *local_call) noexc
 
 # On each host one rank reduces a piece. The rank that gets the piece folds the partial results of all hosts.
 cdef enum:
-    PIECES_ASKING, PIECES_REDUCING, PIECES_FOLDING   # stages of a turn of reduce_scatter
+    PIECES_ASKING, PIECES_REDUCING, PIECES_FOLDING   # stages of a round of reduce_scatter
 
 
 # Return the rank of a host that reduces the piece of `rank` there.
@@ -595,9 +595,9 @@ cdef inline int reducer_on(InterNode *inter, int host, int rank) noexcept nogil:
     return rank_at(inter, host, inter.local_of[rank] % inter.nlocal[host])
 
 
-# Return the number of elements of this turn's part of every piece.
+# Return the number of elements of this round's part of every piece.
 cdef inline size_t part_count(InterNode *inter, Call *c) noexcept nogil:
-    return min(c.count - <size_t> inter.turn * inter.fragment_count, inter.fragment_count)
+    return min(c.count - <size_t> inter.round * inter.fragment_count, inter.fragment_count)
 
 
 cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
@@ -606,12 +606,12 @@ cdef void start_reduce_scatter(Group *g, Call *c) noexcept nogil:
     inter.fragment_count = inter.pair_nbytes // inter.itemsize
 
 
-# A turn handles one part of all pieces: it posts the receives of partial results, reduces the pieces of all ranks on
+# A round handles one part of all pieces: it posts the receives of partial results, reduces the pieces of all ranks on
 # this host, and folds the partial results of this rank's piece.
 cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef Fragment *fragment = &inter.fragment[0]
-    cdef unsigned char *out = c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
+    cdef unsigned char *out = c.out + <size_t> inter.round * inter.fragment_count * c.itemsize
     if inter.stage == PIECES_ASKING:
         await_partials(g, c)
         inter.batch = 0
@@ -623,9 +623,9 @@ cdef int stage_reduce_scatter(Group *g, Call *c) noexcept nogil:
     if fragment.receiving > 0 or fragment.sending > 0:
         return blocked_on_conns(g, c)
     fold_hosts(g, c, place_for_own(g, c), inter.room, inter.pair_nbytes, place_for_own(g, c), out, part_count(inter, c))
-    inter.turn += 1
+    inter.round += 1
     inter.stage = PIECES_ASKING
-    if <size_t> inter.turn * inter.fragment_count < c.count:
+    if <size_t> inter.round * inter.fragment_count < c.count:
         return PROGRESSED
     count_path(g, ACROSS)
     return DONE
@@ -646,7 +646,7 @@ cdef void await_partials(Group *g, Call *c) noexcept nogil:
 cdef inline unsigned char *place_for_own(Group *g, Call *c) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     if inter.dtype == c.dtype:
-        return c.out + <size_t> inter.turn * inter.fragment_count * c.itemsize
+        return c.out + <size_t> inter.round * inter.fragment_count * c.itemsize
     return inter.scratch
 
 
@@ -684,7 +684,7 @@ cdef void send_batch(Group *g, Call *c, int batch) noexcept nogil:
 cdef void begin_reduction_batch(Group *g, Call *c, int host, int first, unsigned char *partial) noexcept nogil:
     cdef InterNode *inter = inter_of(g)
     cdef size_t count = part_count(inter, c)
-    cdef const unsigned char *x = c.x + <size_t> inter.turn * inter.fragment_count * c.itemsize
+    cdef const unsigned char *x = c.x + <size_t> inter.round * inter.fragment_count * c.itemsize
     cdef unsigned char *wide = inter.scratch + inter.pair_nbytes   # after the partial result of this rank's piece
     cdef Call *local_call = new_reduction(g, c, REDUCE_SCATTER, count)
     cdef int local

@@ -36,8 +36,8 @@ from .._transport.channel cimport (
     sr_channels_step, sr_channels_wake,
 )
 from .messages cimport (
-    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, LOCAL_SIDE, MOVING, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER, OFFERED,
-    OTHER_ITEMS, REMOTE_SIDE, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
+    ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, LOCAL_PEERS, MOVING, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER, OFFERED,
+    OTHER_ITEMS, REMOTE_PEERS, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
     UnexpectedMessage, Wait, frame_tag, is_probe_for,
 )
 from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, note_send, set_first_distance, way_out
@@ -667,31 +667,31 @@ cdef void publish_all_taken(Matching *m) noexcept nogil:
 
 # ---- one step -----------------------------------------------------------------------------------------------
 
-cdef inline int side_of(Matching *m, int rank) noexcept nogil:
+cdef inline int peers_of(Matching *m, int rank) noexcept nogil:
     if rank == ANY:
-        return (LOCAL_SIDE if m.g.size > 1 else 0) | (REMOTE_SIDE if m.channels != NULL else 0)
-    return LOCAL_SIDE if m.peer[rank].channel == NULL else REMOTE_SIDE
+        return (LOCAL_PEERS if m.g.size > 1 else 0) | (REMOTE_PEERS if m.channels != NULL else 0)
+    return LOCAL_PEERS if m.peer[rank].channel == NULL else REMOTE_PEERS
 
 
-# Return the sides that any posted message waits for.
-cdef int awaited_sides(Matching *m) noexcept nogil:
-    cdef int sides = 0
+# Return among which ranks any posted message has its source or destination.
+cdef int awaited_peers(Matching *m) noexcept nogil:
+    cdef int peers = 0
     cdef int i
     cdef Message *at = m.first_receive
     while at != NULL:
-        sides |= side_of(m, at.peer)
+        peers |= peers_of(m, at.peer)
         at = at.next
     for i in range(m.nsources):
         if m.peer[m.source[i]].receiving:
-            sides |= side_of(m, m.source[i])
+            peers |= peers_of(m, m.source[i])
     if m.nsends > 0 or m.nunmatched > 0:
         for i in range(m.size):
             if m.peer[i].first_send != NULL or m.peer[i].first_unmatched != NULL:
-                sides |= side_of(m, i)
+                peers |= peers_of(m, i)
     for i in range(m.channels.nchannels if m.channels != NULL else 0):
         if m.channels.channel[i].watched:   # its socket's send buffer is full
-            sides |= REMOTE_SIDE
-    return sides
+            peers |= REMOTE_PEERS
+    return peers
 
 
 # Receive data from other hosts. Return True if there were any.
@@ -709,7 +709,7 @@ cdef bint step_channels(Matching *m) noexcept nogil:
 # Return PROGRESSED, BLOCKED, NEEDS_ROOM or DAMAGED. The first two may be returned even if nothing is posted.
 cdef int step_messages(Matching *m) noexcept nogil:
     cdef int outcome = BLOCKED
-    cdef int _turn, at, status
+    cdef int _i, at, status
     open_sources(m)
     if m.channels != NULL and step_channels(m):
         outcome = PROGRESSED
@@ -718,7 +718,7 @@ cdef int step_messages(Matching *m) noexcept nogil:
     if m.nunmatched > 0 and step_receipts(m):
         outcome = PROGRESSED
     at = m.first_source
-    for _turn in range(m.nsources):
+    for _i in range(m.nsources):
         if at >= m.nsources:
             at = 0
         status = step_incoming(m, m.source[at])
@@ -856,10 +856,10 @@ cdef int wait_until_complete(Matching *m, Message *message, Wait *wait) noexcept
 # Return True if a rank has died.
 cdef bint sleep(Matching *m, Message *message, uint64_t asleep_ns) noexcept nogil:
     cdef sr_waitset waitset
-    cdef int sides = awaited_sides(m) if m.channels != NULL else LOCAL_SIDE
+    cdef int peers = awaited_peers(m) if m.channels != NULL else LOCAL_PEERS
     publish_all_taken(m)
-    if sides & REMOTE_SIDE:
-        sleep_remote(m, message, m.g.sleep_ns if sides == REMOTE_SIDE else sleep_ns_after(asleep_ns))
+    if peers & REMOTE_PEERS:
+        sleep_remote(m, message, m.g.sleep_ns if peers == REMOTE_PEERS else sleep_ns_after(asleep_ns))
         return False
     waitset.n = 0
     sr_waitset_watch(&waitset, &m.g.me.p2p_event)
@@ -969,7 +969,7 @@ cdef int step_pollable(Matching *m, sr_waitset *waitset) noexcept nogil:
         if is_flowing(m):
             sr_waitset_watch(waitset, &m.g.me.p2p_event)
     m.polls_remote_rarely = False
-    if m.channels != NULL and awaited_sides(m) & REMOTE_SIDE:
+    if m.channels != NULL and awaited_peers(m) & REMOTE_PEERS:
         m.pollable.news, m.pollable.waker = m.channels.news, m.channels.waker
     status = step_messages(m)
     if status == PROGRESSED:

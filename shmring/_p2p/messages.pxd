@@ -115,9 +115,9 @@ cdef enum Reading:
     VOID         # the sender has withdrawn the message, or has ended: it never becomes complete
 
 
-cdef enum Side:       # side of the source or destination of a message
-    LOCAL_SIDE = 1    # ranks of this host
-    REMOTE_SIDE = 2   # ranks of other hosts
+cdef enum Peers:      # the ranks among which the source or destination of a message is
+    LOCAL_PEERS = 1   # ranks of this host
+    REMOTE_PEERS = 2  # ranks of other hosts
 
 
 cdef struct Peer:
@@ -165,7 +165,7 @@ cdef struct Matching:
     uint64_t *seen           # one bit for each lane: marks in this rank's p2p_senders that were processed
     int *source              # ranks whose rings to this one are open
     int nsources
-    int first_source         # first source of the next round, so that no source is starved
+    int first_source         # first source of the next step, so that no source is starved
     int nsends               # number of linked sends
     int nunmatched           # number of sends that wait for nothing but their receipt
     Message *first_receive   # posted and not begun, in order; includes probes

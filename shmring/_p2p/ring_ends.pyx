@@ -757,8 +757,8 @@ cdef class RingEnds:
         return 0
 
     cdef bint spin(self, int side, uint64_t room_nbytes, int pauses) noexcept nogil:
-        cdef int _turn
-        for _turn in range(pauses):
+        cdef int _pause
+        for _pause in range(pauses):
             if self.is_ready(side, room_nbytes):
                 return True
             sr_pause()

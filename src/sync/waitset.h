@@ -9,14 +9,14 @@
 #include "sync/clock.h"
 #include "sync/flag.h"
 
-enum { SR_WAITSET_FLAGS = 64 }; /* further events are left out: the limit ends the sleep */
+enum { SR_WAITSET_EVENTS = 64 }; /* further events are left out: the limit ends the sleep */
 
 struct sr_waitset {
     int n;
     struct {                         /* the kernel's struct futex_waitv, which older headers lack */
         uint64_t generation, address;
         uint32_t flags, reserved;
-    } event[SR_WAITSET_FLAGS];
+    } event[SR_WAITSET_EVENTS];
 };
 
 /* S1, as sr_event_watch: the caller loads the flags that it waits for once more (S2) before it sleeps. */
@@ -24,7 +24,7 @@ static inline void sr_waitset_watch(struct sr_waitset *waitset, struct sr_event 
 {
     enum { FUTEX_OF_32_BITS = 2 };
     uint32_t generation = sr_event_watch(own_event);
-    if (waitset->n < SR_WAITSET_FLAGS) {
+    if (waitset->n < SR_WAITSET_EVENTS) {
         waitset->event[waitset->n].generation = generation;
         waitset->event[waitset->n].address = (uint64_t)(uintptr_t)&own_event->sleepers;
         waitset->event[waitset->n].flags = FUTEX_OF_32_BITS;
@@ -85,7 +85,7 @@ static inline bool sr_waitset_watch_liveness(struct sr_waitset *waitset, struct 
     uint32_t holder = atomic_load_explicit(&liveness->holder, memory_order_acquire);
     if (holder & FUTEX_OWNER_DIED)
         return false;
-    if (holder != 0 && waitset->n < SR_WAITSET_FLAGS) {
+    if (holder != 0 && waitset->n < SR_WAITSET_EVENTS) {
         waitset->event[waitset->n] = waitset->event[0]; /* for its `flags` and `reserved` */
         waitset->event[waitset->n].generation = holder;
         waitset->event[waitset->n++].address = (uint64_t)(uintptr_t)&liveness->holder;

@@ -96,7 +96,7 @@ def receive_while_the_background_drops(comm):
     if comm.rank == 0:
         comm.irecv(SlowToGo(np.zeros(3), is_going), 1, tag=7)
         works = [comm.all_reduce(x, async_op=True)]
-        works += [comm.all_gather_v(x, async_op=True) for _ in range(2)]  # described with the GIL held
+        works += [comm.all_gather_v(x, async_op=True) for _ in range(2)]  # filled with the GIL held
         comm.send(y, 1)
         assert is_going.wait(SOON_S), "the background has dropped the array"
         comm.recv(y, 1, tag=1)
