@@ -7,7 +7,7 @@ from cpython.number cimport PyNumber_Index
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from .._arrays.operands cimport (
-    Operand, can_read_while_writing, fill_items_of, dtype_name, has_items_of, item_count,
+    Operand, can_read_while_writing, dtype_name, fill_items_of, has_items_of, item_count,
 )
 from .._core cimport numpy_api as cnp
 from .._core.group cimport (
