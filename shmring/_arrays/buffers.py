@@ -10,7 +10,7 @@ import functools
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +32,18 @@ class Buffer:
 _OBJECT_CALLS = "the object calls, as broadcast_object, take any object"
 
 
-def take(x: Any, what: str) -> Buffer:
-    """Return the memory of an array that lacks the buffer protocol. TypeError or ValueError if invalid."""
+def take(x: Any, what: str, tensor_in: Callable[[object], tuple[Any, ...]]) -> Buffer:
+    """Return the memory of an array that lacks the buffer protocol. TypeError or ValueError if invalid.
+
+    tensor_in: the function of operands, which imports this module.
+    """
     if isinstance(x, (bool, int, float, complex, str, bytes, np.generic)) or x is None:
         raise TypeError(f"{what} is {x!r:.60}, not an array; {_instead_of(x)}")
     interface = getattr(x, "__array_interface__", None)
     if interface is not None:
         return _from_interface(x, interface, what)
     if hasattr(x, "__dlpack__"):
-        return _from_dlpack(x, what)
+        return _from_dlpack(x, what, tensor_in)
     if not isinstance(x, (list, tuple)):
         raise TypeError(
             f"{what} is of type {type(x).__name__}; pass an array (of NumPy, or with the buffer protocol, "
@@ -236,7 +239,7 @@ def _refuse_lazy(x: Any, what: str) -> None:
             )
 
 
-def _from_dlpack(x: Any, what: str) -> Buffer:
+def _from_dlpack(x: Any, what: str, tensor_in: Callable[[object], tuple[Any, ...]]) -> Buffer:
     device = x.__dlpack_device__()
     if int(device[0]) != _CPU:
         raise TypeError(
@@ -244,8 +247,6 @@ def _from_dlpack(x: Any, what: str) -> Buffer:
             "move it to the CPU first"
         )
     _refuse_lazy(x, what)
-    from .operands import tensor_in  # which imports this module
-
     try:
         capsule = x.__dlpack__()
         address, shape, strides, code, bits, lanes, readonly = tensor_in(capsule)

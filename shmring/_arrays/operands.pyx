@@ -583,7 +583,7 @@ cdef object take_buffer(Operand *operand, object x, bint writable, str what, bin
 
 
 cdef object take_slowly(Operand *operand, object x, bint writable, str what, bint moves):
-    taken = buffers.take(x, what)
+    taken = buffers.take(x, what, tensor_in)
     if writable and taken.readonly:
         raise buffers.read_only(what)
     if taken.dtype not in DTYPE_NUMBERS:

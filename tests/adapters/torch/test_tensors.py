@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_ranks import in_child
 
 import shmring
-from shmring._arrays import buffers
+from shmring._arrays import buffers, operands
 from shmring._diagnostics import flight_recorder
 
 DTYPES = [getattr(torch, name) for name in flight_recorder.DTYPES]
@@ -52,7 +52,7 @@ def tensors(draw):
 def slowly(x):
     """Return the address, count and dtype that the slower way finds, or its error."""
     try:
-        taken = buffers.take(x, "x")
+        taken = buffers.take(x, "x", operands.tensor_in)
     except (TypeError, ValueError) as error:
         return type(error), str(error)
     return taken.address if taken.count else 0, taken.count, taken.dtype, taken.fortran
@@ -123,7 +123,7 @@ REFUSED = {
 def test_other_tensors_are_refused_as_the_slower_way_refuses_them(name):
     x = REFUSED[name]()
     with pytest.raises(Exception) as slow:  # noqa: PT011 the error is torch's
-        buffers.take(x, "x")
+        buffers.take(x, "x", operands.tensor_in)
     with shmring.init() as comm:
         with torch.no_grad(), pytest.raises(type(slow.value)) as raised:
             comm.broadcast(x)
