@@ -9,8 +9,8 @@ from .._p2p.messages cimport Matching, Message, UnexpectedMessage
 
 
 cdef enum:                   # the kind of a message's items: a dtype of shmring, or
-    OBJECT = OPAQUE + 1      # ... a frame of _arrays/objects.pyx that is an array
-    PICKLE = OPAQUE + 2      # ... one that is a pickle
+    OBJECT_ARRAY = OPAQUE + 1    # ... a frame of _arrays/objects.pyx that is an array
+    OBJECT_PICKLE = OPAQUE + 2   # ... one that is a pickle
     FORTRAN = 1 << 8         # bits above that: memory order, then for opaque items
     ITEM_SHIFT = 9           # ... their size
     SIGNATURE_SHIFT = 32     # ... and 24 bits of their signature
@@ -18,7 +18,7 @@ cdef enum:                   # the kind of a message's items: a dtype of shmring
 
 
 cdef inline bint is_object(uint64_t kind) noexcept:
-    return kind == OBJECT or kind == PICKLE
+    return kind == OBJECT_ARRAY or kind == OBJECT_PICKLE
 
 
 cdef class Endpoint

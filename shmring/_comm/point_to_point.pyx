@@ -15,8 +15,8 @@ from .._core.kernels cimport SR_U8
 from .._core.timeouts cimport timeout_ns_of
 from .._p2p.messages cimport ANY, NO_FAILURE, Message, UnexpectedMessage
 from .endpoint cimport (
-    FORTRAN, ITEM_SHIFT, MOST_ITEM_NBYTES, OBJECT, PICKLE, SIGNATURE_SHIFT, Endpoint, Transfer, is_object, mismatch,
-    result_of, status_of,
+    FORTRAN, ITEM_SHIFT, MOST_ITEM_NBYTES, OBJECT_ARRAY, OBJECT_PICKLE, SIGNATURE_SHIFT, Endpoint, Transfer, is_object,
+    mismatch, result_of, status_of,
 )
 from .object_collectives cimport ObjectCollectives
 
@@ -534,7 +534,7 @@ cdef class Messages(ObjectCollectives):
             timeout_ns = timeout_ns_of(self.default_timeout_ns, timeout)
             # A small pickle comes at once. For others this is a probe, which gives their length.
             message.is_probe, message.probes_others = False, True
-            message.kind, message.data, message.nbytes = PICKLE, <unsigned char *> room, sizeof(room)
+            message.kind, message.data, message.nbytes = OBJECT_PICKLE, <unsigned char *> room, sizeof(room)
             self.endpoint.post_and_wait(&message, timeout_ns)
             if message.is_probe:
                 frame = self.fill_object(&message, &operand, &message)
@@ -559,10 +559,10 @@ cdef class Messages(ObjectCollectives):
     # Fill a receive of the object that a probe has found; `found` may be the same structure. Return its room.
     cdef object fill_object(self, Message *message, Operand *operand, const Message *found):
         cdef Message probe = found[0]
-        probe.kind = OBJECT
+        probe.kind = OBJECT_ARRAY
         if not is_object(probe.came_kind):
             raise mismatch(&probe, self.own_rank, "it stays for recv")
-        frame = (PyBytes_FromStringAndSize(NULL, probe.came_nbytes) if probe.came_kind == PICKLE
+        frame = (PyBytes_FromStringAndSize(NULL, probe.came_nbytes) if probe.came_kind == OBJECT_PICKLE
                  else bytes_room(probe.came_nbytes))
         self.fill_frame(message, operand, frame, False, probe.source, probe.came_tag, probe.context)
         return frame
@@ -572,11 +572,11 @@ cdef class Messages(ObjectCollectives):
                         object tag, object context) except -1:
         if not PyBytes_CheckExact(frame):
             self.fill_message(message, operand, frame, is_send, peer, tag, context, "item")
-            message.kind = OBJECT
+            message.kind = OBJECT_ARRAY
             return 0
         memset(message, 0, sizeof(Message))
         self.set_envelope(message, is_send, peer, tag, context)
-        message.kind = PICKLE
+        message.kind = OBJECT_PICKLE
         message.data = <unsigned char *> PyBytes_AS_STRING(frame)
         message.nbytes = PyBytes_GET_SIZE(frame)
         return 0
