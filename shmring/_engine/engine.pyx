@@ -358,10 +358,10 @@ cdef class Engine(State):
                 self.call_owner = 0
         return 0
 
-    # Before the first call, the error of a compound call has no effect. After that, other ranks wait in the next call or
-    # have made others, so the communicator ends, unless all ranks raise the same error, or arguments were refused. If
-    # one of shmring's own compound calls raises an Error while the communicator is usable, all ranks that need to know
-    # raise it. Other errors of shmring, such as the Timeout of a lock, may be this rank's alone.
+    # Before the first call, the error of a compound call has no effect. After that, other ranks wait in the next call
+    # or have made others, so the communicator ends, unless all ranks raise the same error, or arguments were refused.
+    # If one of shmring's own compound calls raises an Error while the communicator is usable, all ranks that need to
+    # know raise it. Other errors of shmring, such as the Timeout of a lock, may be this rank's alone.
     cdef int judge_compound_error(self, int outer, object error) except -1:
         if (self.compound != STEPS and isinstance(error, Error)
                 and sr_flag_load(&self.g.header.abort) == SR_NO_ABORT):
