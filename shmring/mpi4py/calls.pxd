@@ -75,7 +75,16 @@ cdef class Collective(Call):
 
 
 cdef class MessageCall(Call):
-    pass
+    cdef int abandon(self, object work, object error) except -1
+
+
+cdef class Several:
+    cdef list works
+
+
+cdef class Exchange(MessageCall):
+    cdef public list sent, received
+    cdef int messages_context
 
 
 cdef class Directed(MessageCall):
@@ -95,6 +104,7 @@ cdef class Caller(Handle):
     pass
 
 
+cpdef int end_after(Context context, object error, bint beside) except -1
 cdef bint is_only_thread(Context context) noexcept
 cpdef bint is_in_place(object spec) noexcept
 cdef Context context_of(Handle communicator)

@@ -26,7 +26,7 @@ import threading
 import numpy as np
 
 from . import errors
-from ..errors import Error, Mismatch
+from ..errors import Error, Mismatch, Truncated
 from .messages import IN_PLACE
 from .turns import Turns
 
@@ -142,6 +142,17 @@ cdef class Context:
         raise NotImplementedError
 
 
+cpdef int end_after(Context context, object error, bint beside) except -1:
+    """End the communicator after an exception behind a call, which the other ranks have completed.
+
+    An error of the program, as of an object that cannot be unpickled, has no such effect: it comes again if the call is
+    repeated. beside: this thread may not be that of the collectives.
+    """
+    if context is not None and (not isinstance(error, Exception) or isinstance(error, MemoryError)):
+        context.opened().engine.abort_by_exception(error, False, beside)
+    return 0
+
+
 cdef class Call:
     """A call whose arguments were checked: it is run at once, issued, or kept to be started many times."""
 
@@ -181,11 +192,16 @@ cdef class Call:
             raise self.context.failure(None, error) from error
         if status is not None:
             set_status(status, self, outcome)
-        return self.conclude()
+        try:
+            return self.conclude()
+        except BaseException as error:
+            end_after(self.context, error, isinstance(self, MessageCall))
+            raise
 
     cpdef object conclude(self):
         """Do what is left when the call is complete, and return the result of a request.
 
+        After an exception such as a KeyboardInterrupt, a request calls this again.
         A subclass overrides this rather than set `finish` to a method of its own: that would be a circle, which keeps
         the caller's arrays until the garbage collector runs.
         """
@@ -272,7 +288,7 @@ cdef class Pending:
         return 0
 
     # Wait until the call is complete. An error of the call is kept until `settle` raises it. After any other exception,
-    # such as a KeyboardInterrupt, the call is still under way.
+    # such as a KeyboardInterrupt, the request is not complete, and can be waited for again.
     cdef int wait(self) except -1:
         try:
             if self.failure is not None:
@@ -288,12 +304,15 @@ cdef class Pending:
             self.fail(error)
         except (TypeError, ValueError) as error:   # a Work has found a wrong argument
             self.failure = error
-        self.is_complete, self.work = True, None
+        self.work = None
         if self.failure is None:
             try:
                 self.result = self.call.conclude()
-            except BaseException as error:
+            except Exception as error:
+                if isinstance(error, MemoryError):
+                    raise
                 self.failure = error
+        self.is_complete = True
         return 0
 
     cpdef object settle(self):
@@ -371,6 +390,15 @@ cdef class BaseRequest(Handle):
     def test(self, Status status=None):
         """Return whether the call is complete, and its object."""
         return (True, self.complete(status)) if self.is_complete() else (False, None)
+
+
+def wait_for_all(requests):
+    """Wait until the calls of all requests are complete. The requests stay as they are."""
+    cdef Pending pending
+    for request in requests:
+        pending = (<BaseRequest?> request)._ref
+        if pending is not None and not pending.is_idle and not pending.is_complete:
+            pending.wait()
 
 
 # ---- collectives -------------------------------------------------------------------------------------------------
@@ -536,20 +564,26 @@ cdef class MessageCall(Call):
         return self.wait_or_withdraw(self.begin_beside_threads())
 
     def wait_or_withdraw(self, work):
-        """Wait for what `begin` has returned, in a call that has no request.
-
-        After an exception, such as a KeyboardInterrupt, withdraw the receives: they would take later messages.
-        """
+        """Wait for what `begin` has returned, in a call that has no request."""
         if work is None:
             return None
         try:
             return work.wait() if is_only_thread(self.context) else self.wait_beside_threads(work)
-        except BaseException:
-            try:
-                self.context.turns.take(work.withdraw if hasattr(work, "withdraw") else work.cancel)
-            except Error:   # the communicator has ended
-                pass
+        except BaseException as error:
+            self.abandon(work, error)
             raise
+
+    # After an exception such as a KeyboardInterrupt, withdraw the receives: they would take later messages. If a message
+    # has moved, the communicator ends: a repeated call would send it again, or receive the next one in its place.
+    cdef int abandon(self, object work, object error) except -1:
+        cdef bint is_withdrawn = True
+        try:
+            is_withdrawn = self.context.turns.take(work.withdraw if isinstance(work, Several) else work.cancel)
+        except Error:   # the communicator has ended
+            pass
+        if not is_withdrawn and not isinstance(error, Error):
+            self.context.opened().engine.abort_by_exception(error, False, True)
+        return 0
 
     cpdef object begin_beside_threads(self):
         return self.context.turns.begin(self)
@@ -591,6 +625,83 @@ cdef class Receiving(Directed):
         return self.context.opened().irecv(self.x, self.peer, self.tag)
 
 
+@cython.final
+cdef class Several:
+    """The works of messages that were begun together."""
+
+    def __cinit__(self):
+        self.works = []
+
+    def done(self):
+        """Return whether all are complete."""
+        for work in self.works:
+            if not work.done():
+                return False
+        return True
+
+    def withdraw(self):
+        """Withdraw the receives that no message has matched, and return whether nothing else was begun."""
+        cdef bint is_withdrawn = True
+        for work in self.works:
+            is_withdrawn = work.cancel() and is_withdrawn
+        return is_withdrawn
+
+    def wait(self, timeout=None):
+        """Wait for all, `timeout` seconds for each. Return the status of a receive; raise Truncated at the end."""
+        found = truncated = None
+        for work in self.works:
+            try:
+                status = work.wait(timeout)
+            except Truncated as error:
+                truncated = error
+            else:
+                found = found if status is None else status
+        if truncated is not None:
+            raise truncated
+        return found
+
+
+cdef class Exchange(MessageCall):
+    """Messages that are sent and received at the same time, each an array, a rank and a tag.
+
+    It is in Cython, so an exception such as a KeyboardInterrupt cannot occur while they are begun.
+    """
+
+    def __init__(self, Context context, list sent, list received, int messages_context=0):
+        self.context, self.sent, self.received, self.messages_context = context, sent, received, messages_context
+
+    cpdef object perform(self):
+        return self.wait_or_withdraw(self.begin())
+
+    cpdef object begin(self):
+        cdef ShmringComm comm = self.context.opened()
+        cdef Several begun = Several.__new__(Several)
+        try:
+            for x, peer, tag in self.received:
+                begun.works.append(comm.irecv(x, peer, tag, context=self.messages_context))
+            for x, peer, tag in self.sent:
+                begun.works.append(comm.isend(x, peer, tag, context=self.messages_context))
+        except BaseException as error:
+            self.abandon(begun, error)
+            raise
+        return begun
+
+
+def exchange(Call sent, Call received, Status status):
+    """Send a message, receive one whose length is not known before, and return the result of the latter."""
+    cdef Pending pending = Pending.__new__(Pending)
+    pending.call = sent
+    pending.start()
+    try:
+        result = received.run_now(status)
+        pending.settle()
+    except BaseException as error:
+        if sent.empty is None:
+            end_after(sent.context, error, True)
+        raise
+    return result
+
+
 cdef Call nothing(Context context):
     cdef Call call = Call.__new__(Call)
     call.context, call.empty = context, Status.__new__(Status)
@@ -617,6 +728,54 @@ cdef Call sending(Context context, object buf, object dest, object tag):
 
 cdef Call receiving(Context context, object buf, object source, object tag):
     return directed(Receiving.__new__(Receiving), context, buf, source, tag, False)
+
+
+# Copy received items with gaps to their places. beside: see `end_after`.
+cdef int restore(Context context, Data data, bint beside) except -1:
+    try:
+        data.restore()
+    except BaseException as error:
+        end_after(context, error, beside)
+        raise
+    return 0
+
+
+@cython.final
+cdef class HeldLocks:
+    """Locks that this rank holds until `release`, or until nothing refers to this object.
+
+    It is in Cython, so an exception such as a KeyboardInterrupt cannot occur between two locks.
+    """
+
+    cdef list held
+
+    def __cinit__(self, list locks):
+        cdef Py_ssize_t place
+        self.held = [None] * len(locks)   # first: without memory for it, no lock is taken
+        try:
+            for place in range(len(locks)):
+                locks[place].__enter__()
+                self.held[place] = locks[place]
+        except BaseException:
+            self.release()
+            raise
+
+    def __del__(self):
+        self.release()
+
+    def release(self):
+        """Release all locks."""
+        cdef Py_ssize_t place
+        failure = None
+        for place in range(len(self.held)):
+            lock, self.held[place] = self.held[place], None
+            if lock is not None:
+                try:
+                    lock.__exit__(None, None, None)
+                except BaseException as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
 
 # ---- the calls of communicators ------------------------------------------------------------------------------------
@@ -668,7 +827,7 @@ cdef class Caller(Handle):
         except Error as error:
             raise context.failure(None, error) from error
         if data.copies is not None:
-            data.restore()
+            restore(context, data, True)
         if status is not None:
             status.set(envelope.source, envelope.tag, envelope.nbytes)
 
@@ -690,7 +849,7 @@ cdef class Caller(Handle):
         cdef Data data = broadcast_data(context, buf, root)
         run_at_once(context, BROADCAST, data.moved(), root)
         if data.copies is not None and context.rank != root:
-            data.restore()
+            restore(context, data, False)
 
     def Allreduce(self, sendbuf, recvbuf, op=None):
         """Combine the messages of all ranks; every rank gets the result."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from . import errors
+from .calls import HeldLocks, end_after
 from .constants import INTEGERS
 from .groups import Group
 from .window_state import Epochs, Window, reports
@@ -58,7 +58,7 @@ class Synchronisation:
             raise window.failure(errors.ERR_RMA_SYNC, f"this rank has open {epochs.describe()}")
         gates = window.gates[target]
         wanted = gates if lock_type == _EXCLUSIVE else [gates[window.rank]]
-        epochs.locked[target] = _taken([] if assertion & _NOCHECK else wanted)
+        epochs.locked[target] = HeldLocks([] if assertion & _NOCHECK else wanted)
         epochs.is_fenced = False
 
     @reports
@@ -70,7 +70,7 @@ class Synchronisation:
             return
         if target not in window.epochs.locked:
             raise window.failure(errors.ERR_RMA_SYNC, f"this rank has not locked rank {target}")
-        window.epochs.locked.pop(target).close()
+        window.epochs.locked.pop(target).release()
 
     @reports
     def Lock_all(self, assertion: int = 0) -> None:
@@ -79,7 +79,7 @@ class Synchronisation:
         if epochs.is_passive() or epochs.started is not None:
             raise window.failure(errors.ERR_RMA_SYNC, f"this rank has open {epochs.describe()}")
         wanted = [gates[window.rank] for gates in window.gates]
-        epochs.locked_all = _taken([] if assertion & _NOCHECK else wanted)
+        epochs.locked_all = HeldLocks([] if assertion & _NOCHECK else wanted)
         epochs.is_fenced = False
 
     @reports
@@ -89,7 +89,7 @@ class Synchronisation:
         held, window.epochs.locked_all = window.epochs.locked_all, None
         if held is None:
             raise window.failure(errors.ERR_RMA_SYNC, "this rank has not called Lock_all")
-        held.close()
+        held.release()
 
     @reports
     def Start(self, group: Group, assertion: int = 0) -> None:
@@ -99,8 +99,11 @@ class Synchronisation:
             raise window.failure(errors.ERR_RMA_SYNC, f"this rank has open {epochs.describe()}")
         ranks = self._ranks_of(group)
         for rank in [] if assertion & _NOCHECK else ranks:
-            window.channel().Recv(_NOTHING, rank, _POSTED)
+            if rank not in epochs.ready:
+                window.channel().Recv(_NOTHING, rank, _POSTED)
+                epochs.ready.add(rank)
         epochs.started, epochs.is_fenced = ranks, False
+        epochs.ready.clear()
 
     @reports
     def Complete(self) -> None:
@@ -109,8 +112,7 @@ class Synchronisation:
         ranks, window.epochs.started = window.epochs.started, None
         if ranks is None:
             raise window.failure(errors.ERR_RMA_SYNC, "this rank has not called Start")
-        for rank in ranks:
-            window.channel().Send(_NOTHING, rank, _COMPLETED)
+        self._notify(ranks, _COMPLETED)
 
     @reports
     def Post(self, group: Group, assertion: int = 0) -> None:
@@ -119,8 +121,16 @@ class Synchronisation:
         if epochs.posted is not None:
             raise window.failure(errors.ERR_RMA_SYNC, "this rank has called Post, and not yet Wait")
         epochs.posted = self._ranks_of(group)
-        for rank in [] if assertion & _NOCHECK else epochs.posted:
-            window.channel().Send(_NOTHING, rank, _POSTED)
+        self._notify([] if assertion & _NOCHECK else epochs.posted, _POSTED)
+
+    def _notify(self, ranks: list[int], tag: int) -> None:
+        """Send each rank an empty message. An exception between two of them ends the window."""
+        try:
+            for rank in ranks:
+                self._ref.channel().Send(_NOTHING, rank, tag)
+        except BaseException as error:
+            end_after(self._ref, error, True)
+            raise
 
     @reports
     def Wait(self) -> bool:
@@ -182,11 +192,3 @@ class Synchronisation:
         if unknown:
             raise window.failure(errors.ERR_GROUP, f"processes {unknown} do not have the window")
         return [window.processes.index(process) for process in processes]
-
-
-def _taken(locks: list[Any]) -> contextlib.ExitStack:
-    """Take locks in their order; return what releases them."""
-    with contextlib.ExitStack() as held:
-        for lock in locks:
-            held.enter_context(lock)
-        return held.pop_all()

@@ -50,9 +50,9 @@ class FoldCall(Call):
         if first == last:
             return
         result = arrays[first].copy()
-        for higher in arrays[first + 1 : last]:
-            self.op.fold(result, higher, self.datatype)
-            result = higher
+        for higher in arrays[first + 1 : last]:  # these stay as they are: an exception may repeat this
+            lower, result = result, higher.copy()
+            self.op.fold(lower, result, self.datatype)
         if self.kind == Kind.reduce_scatter:
             result = result.reshape(self.blocks, -1)[self.context.rank]
         self.taken.items[: result.size] = result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
@@ -156,12 +155,12 @@ class Intracomm(Comm):
 
     def scan(self, sendobj: Any, op: Any = SUM) -> Any:
         """Combine the objects of rank 0 to this rank."""
-        return functools.reduce(op, self.allgather(sendobj)[: self.Get_rank() + 1])
+        return self._combined(self.allgather(sendobj)[: self.Get_rank() + 1], op)
 
     def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
         """Combine the objects of the ranks below this one; rank 0 gets None."""
         objects = self.allgather(sendobj)[: self.Get_rank()]
-        return functools.reduce(op, objects) if objects else None
+        return self._combined(objects, op) if objects else None
 
     def Create_cart(
         self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
@@ -255,6 +254,9 @@ class Intracomm(Comm):
         """Return the communicator of a graph of which each rank gives any edges."""
         given = sources, degrees, destinations, weights
         edges, is_weighted = self._refusing("all_gather", self._edges_of, *given)
+        return self._ref.comm.run_steps(self._arranged_by_edges, edges, is_weighted)
+
+    def _arranged_by_edges(self, edges: list[Any], is_weighted: bool) -> Any:
         everything = [edge for part in self.allgather(edges) for edge in part]
         rank = self.Get_rank()
         ins = [edge for edge in everything if edge[1] == rank]

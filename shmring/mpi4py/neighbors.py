@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from . import errors
-from .calls import MessageCall
+from .calls import Exchange, end_after
 from .constants import INTEGERS, LIBRARY_CONTEXT
 from .forms import add_forms
 from .messages import simple_with_gaps, typed_pieces, vector
-from .object_calls import bytes_of, object_in
-from .point_to_point import PointToPoint, Several
+from .object_calls import bytes_of
+from .objects import loaded
+from .point_to_point import PointToPoint
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _REFUSED = -1  # in the place of a length: the argument of the sender was wrong
@@ -21,41 +22,33 @@ _MOST_EDGES, _NUMBERS = 2**10, 2**19  # tags of a persistent call, and numbers o
 _NOTHING = np.empty(0, np.uint8)
 
 
-class NeighborCall(MessageCall):
+class NeighborCall(Exchange):
     """Messages along all edges of this rank, in their order: `sent` goes out, `received` comes in.
 
     `taken` is the memory of the latter, if the program gave it.
     """
 
     def __init__(self, context: Any, sent: Sequence[Any], received: Sequence[Any], taken: Any = None) -> None:
-        self.finish = taken and taken.finish
-        self.context, topology = context, context.topology
+        topology = context.topology
         sources, destinations = topology.edges()
-        self.sent = [
+        outgoing = [
             (x, peer, topology.tag_to(edge))
             for edge, (x, peer) in enumerate(zip(sent, destinations, strict=True))
             if peer != _PROC_NULL
         ]
-        self.received = [
+        incoming = [
             (x, peer, topology.tag_from(edge))
             for edge, (x, peer) in enumerate(zip(received, sources, strict=True))
             if peer != _PROC_NULL
         ]
+        super().__init__(context, outgoing, incoming, LIBRARY_CONTEXT)
+        self.finish = taken and taken.finish
 
     def set_number(self, number: int) -> None:
         """Give the messages tags of their own, so that ranks may start persistent calls in any order."""
         first_tag = number % _NUMBERS * _MOST_EDGES
         self.sent = [(x, peer, first_tag + tag) for x, peer, tag in self.sent]
         self.received = [(x, peer, first_tag + tag) for x, peer, tag in self.received]
-
-    def perform(self) -> None:
-        self.wait_or_withdraw(self.begin())
-
-    def begin(self) -> Several:
-        comm = self.context.comm
-        received = [comm.irecv(x, peer, tag, context=LIBRARY_CONTEXT) for x, peer, tag in self.received]
-        sent = [comm.isend(x, peer, tag, context=LIBRARY_CONTEXT) for x, peer, tag in self.sent]
-        return Several(received + sent)
 
 
 @add_forms
@@ -136,7 +129,7 @@ class Neighbors(PointToPoint):
             if length == _REFUSED:
                 reason = f"rank {source} has called this with a wrong argument"
                 raise self._ref.failure(errors.ERR_OTHER, reason)
-        return [object_in(x) for x in received]
+        return [loaded(self._ref, x, True) if x.nbytes else None for x in received]
 
     def _move(self, sent: list[Any]) -> tuple[list[int], list[Any]]:
         """Exchange the lengths of messages, and then the messages. None stands for a refused one."""
@@ -144,8 +137,12 @@ class Neighbors(PointToPoint):
         one_each = [lengths[edge : edge + 1].view(np.uint8) for edge in range(len(lengths))]
         given = [np.array([_REFUSED if x is None else x.nbytes], np.int64).view(np.uint8) for x in sent]
         NeighborCall(self._ref, given, one_each).run()
-        received = [np.empty(max(0, nbytes), np.uint8) for nbytes in lengths]
-        NeighborCall(self._ref, [_NOTHING if x is None else x for x in sent], received).run()
+        try:
+            received = [np.empty(max(0, nbytes), np.uint8) for nbytes in lengths]
+            NeighborCall(self._ref, [_NOTHING if x is None else x for x in sent], received).run()
+        except BaseException as error:  # the neighbours may have completed both calls
+            end_after(self._ref, error, True)
+            raise
         return lengths.tolist(), received
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import Error
-from .calls import MessageCall
+from .calls import MessageCall, end_after, exchange
 from .collectives import Collectives
 from .messages import Status, simple
-from .objects import pickle
+from .objects import loaded, pickle
 from .ops import SUM
 from .point_to_point import ANY_SOURCE, ANY_TAG, PROC_NULL
 from .rc import rc
@@ -43,8 +43,12 @@ class ReceiveObject(MessageCall):
         """Receive the object. No other thread can receive a message that was taken."""
         comm, turns = self.context.comm, self.context.turns
         message = self.context.probe(self.source, self.tag, comm.mprobe, comm.improbe)
-        self.data = np.empty(message.status.nbytes, np.uint8)
-        return turns.wait_for(turns.take(message.irecv, self.data))
+        try:
+            self.data = np.empty(message.status.nbytes, np.uint8)
+            return turns.wait_for(turns.take(message.irecv, self.data))
+        except BaseException as error:
+            end_after(self.context, error, True)
+            raise
 
     def conclude(self) -> Any:
         return object_in(self.data)
@@ -119,10 +123,7 @@ class Objects(Collectives):
     ) -> Any:
         """Send an object and receive another one at the same time."""
         asking = self._asking(source, recvtag)  # before the send: it checks the arguments
-        request = self.isend(sendobj, dest, sendtag)
-        received = asking.run(status)
-        request.wait()
-        return received
+        return exchange(self._sending_object(sendobj, dest, sendtag), asking, status)
 
     def _run_alone(self, key: str, function: Any, *arguments: Any) -> Any:
         """Call a function that takes several steps, while no other thread calls one with this key.
@@ -136,29 +137,39 @@ class Objects(Collectives):
         """Return the objects of all ranks on the root, and None on the others."""
         root = self._refusing("gather", self._check_root, root)
         pieces = self._entered().gather_v(self._refusing("gather", bytes_of, sendobj), root)
-        return None if pieces is None else [pickle.loads(piece) for piece in pieces]
+        return None if pieces is None else self._loaded(pieces)
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Return this rank's object of the root's sequence. None stands for as many of None."""
         comm, pieces = self._entered(), None
         if self._refusing("scatter", self._check_root, root) == self._ref.rank:
             pieces = self._refusing("scatter", self._pickled_for_all, sendobj)
-        return pickle.loads(comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)))
+        return loaded(self._ref, comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)), False)
 
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """Give object j of each rank to rank j; return those that came. None stands for as many of None."""
         given = self._refusing("all_to_all", self._pickled_for_all, sendobj)
-        pieces = self._entered().all_to_all_v(given)
-        return [pickle.loads(piece) for piece in pieces]
+        return self._loaded(self._entered().all_to_all_v(given))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """Combine the objects of all ranks in rank order; the root gets the result."""
         objects = self.gather(sendobj, root)
-        return None if objects is None else functools.reduce(op, objects)
+        return None if objects is None else self._combined(objects, op)
 
     def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
         """Combine the objects of all ranks in rank order; every rank gets the result."""
-        return functools.reduce(op, self.allgather(sendobj))
+        return self._combined(self.allgather(sendobj), op)
+
+    def _loaded(self, pieces: Sequence[Any]) -> list[Any]:
+        return [loaded(self._ref, piece, False) for piece in pieces]
+
+    def _combined(self, objects: Sequence[Any], op: Any) -> Any:
+        """Combine the objects that a collective has moved."""
+        try:
+            return functools.reduce(op, objects)
+        except BaseException as error:
+            end_after(self._ref, error, False)
+            raise
 
     def _entered(self) -> Any:
         """Return the communicator of shmring, whose errors become those of MPI."""

@@ -12,7 +12,7 @@ from .._comm.collectives cimport Plan, plan_of
 from .._comm.comm cimport Comm as ShmringComm
 from .._comm.point_to_point cimport Envelope
 from .._core.group cimport ALL_GATHER, BROADCAST
-from .calls cimport NO_RANK, Caller, Context, context_of, is_only_thread, sending
+from .calls cimport NO_RANK, Caller, Context, context_of, end_after, is_only_thread, sending
 from .messages cimport WILD_TAG, ANY_PEER, Status, bytes_at, index_of
 
 import pickle as _pickle
@@ -248,21 +248,13 @@ cdef class ObjectCaller(Caller):
         return objects
 
 
-# Return the object in data that were received. beside: see `end_after`.
-cdef object loaded(Context context, object data, bint beside):
+cpdef object loaded(Context context, object data, bint beside):
+    """Return the object in data that were received. beside: see `end_after`."""
     try:
         return pickler.loaded(data)
     except BaseException as error:
         end_after(context, error, beside)
         raise
-
-
-# End the communicator, unless an object could not be unpickled: a call has moved this rank's data, so it cannot be
-# repeated; and other ranks may make its second step. beside: this thread may not be that of the collectives.
-cdef int end_after(Context context, object error, bint beside) except -1:
-    if not isinstance(error, Exception) or isinstance(error, MemoryError):
-        context.own_comm.engine.abort_by_exception(error, False, beside)
-    return 0
 
 
 cdef Frames frames_of(Context context):

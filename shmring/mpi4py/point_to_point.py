@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import Error
 from . import errors, handles
-from .calls import Call, MessageCall, Pending
+from .calls import Call, Exchange, MessageCall, Pending
 from .constants import INTEGERS
 from .forms import add_forms
 from .messages import BUFFER_AUTOMATIC, Handle, Status, buffer, handle, simple_with_gaps
@@ -18,54 +17,6 @@ from .objects import ObjectCaller, pickle
 from .requests import Request
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = INTEGERS["ANY_SOURCE"], INTEGERS["ANY_TAG"], INTEGERS["PROC_NULL"]
-
-
-class Several:
-    """The works of messages that were begun together."""
-
-    def __init__(self, works: Sequence[Any]) -> None:
-        self.works = [work for work in works if work is not None]
-
-    def done(self) -> bool:
-        """Return whether all are complete."""
-        return all(work.done() for work in self.works)
-
-    def withdraw(self) -> None:
-        """Withdraw the receives that no message has matched."""
-        for work in self.works:
-            work.cancel()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Wait for all, `timeout` seconds for each."""
-        for work in self.works:
-            work.wait(timeout)
-
-
-class Both(Several):
-    """The works of a message that is sent and of one that is received; the result is that of the latter."""
-
-    def __init__(self, sent: Any, received: Any) -> None:
-        super().__init__([sent, received])
-        self.received = received
-
-    def wait(self, timeout: float | None = None) -> Any:
-        super().wait(timeout)
-        return None if self.received is None else self.received.wait()
-
-
-class Exchange(MessageCall):
-    """A message that is sent and one that is received at the same time."""
-
-    def __init__(self, context: Any, sent: Call, received: Call) -> None:
-        self.context, self.sent, self.received, self.empty = context, sent, received, received.empty
-        self.finish = received.finish
-
-    def perform(self) -> Any:
-        return self.wait_or_withdraw(self.begin())
-
-    def begin(self) -> Both:
-        received = self.received.begin()
-        return Both(self.sent.begin(), received)
 
 
 class BufferedSends:
@@ -194,8 +145,6 @@ class Message(handles.Named, Handle):
             room = simple_with_gaps(buf, True)
             call = Taking(arrived, room.bytes)
             call.finish = room.finish
-        if self is not MESSAGE_NO_PROC:
-            self._ref = None
         return call
 
     def _arrived(self) -> Arrived:
@@ -205,19 +154,38 @@ class Message(handles.Named, Handle):
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Receive the message."""
-        self._taking(buf).run(status)
+        self._receive(self._taking(buf), status)
 
     def Irecv(self, buf: Any) -> Request:
         """Receive the message, and return a request."""
-        return self._taking(buf).issue()
+        return self._begin(self._taking(buf))
 
     def recv(self, status: Status | None = None) -> Any:
         """Receive the object that the message is."""
-        return self._taking_object().run(status)
+        return self._receive(self._taking_object(), status)
 
     def irecv(self) -> Request:
         """Receive the object that the message is, and return a request."""
-        return self._taking_object().issue()
+        return self._begin(self._taking_object())
+
+    def _receive(self, call: Call, status: Status | None) -> Any:
+        try:
+            result = call.run(status)
+        except Exception as error:
+            if not isinstance(error, MemoryError):  # else the message can still be received
+                self._forget()
+            raise
+        self._forget()
+        return result
+
+    def _begin(self, call: Call) -> Request:
+        request = call.issue()
+        self._forget()
+        return request
+
+    def _forget(self) -> None:
+        if self is not MESSAGE_NO_PROC:
+            self._ref = None
 
     def _taking_object(self) -> Call:
         message = self._arrived().message
@@ -297,7 +265,7 @@ class PointToPoint(ObjectCaller):
     ) -> Any:
         """Send a message and receive another one at the same time."""
         received = self._receiving(recvbuf, source, recvtag)
-        return Exchange(self._ref, self._sending(sendbuf, dest, sendtag), received)
+        return self._exchange(self._sending(sendbuf, dest, sendtag), received)
 
     def _prepare_Sendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
@@ -305,7 +273,15 @@ class PointToPoint(ObjectCaller):
         """Send a message and receive another one at its place."""
         received = self._receiving(buf, source, recvtag)
         copy = None if dest == PROC_NULL else simple_with_gaps(buf, False).bytes.copy()
-        return Exchange(self._ref, self._sending(copy, dest, sendtag), received)
+        return self._exchange(self._sending(copy, dest, sendtag), received)
+
+    def _exchange(self, sent: Any, received: Any) -> Exchange:
+        messages = [
+            [(call.x, call.peer, call.tag)] if call.empty is None else [] for call in (sent, received)
+        ]
+        call = Exchange(self._ref, *messages)
+        call.empty, call.finish = received.empty, received.finish
+        return call
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Block until a message can be received, and return True."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import errors, handles
-from .calls import BaseRequest, Call, Pending
+from .calls import BaseRequest, Call, Pending, wait_for_all
 from .constants import INTEGERS
 from .forms import PersistentWithGaps
 from .messages import Data, Status, handle
@@ -88,6 +88,7 @@ class Request(handles.Named, BaseRequest):
 
         If messages were too long, the others are complete, and ERR_IN_STATUS is raised.
         """
+        wait_for_all(requests)  # first: an exception such as a KeyboardInterrupt loses no object
         found = _statuses_for(requests, statuses)
         results, truncated = [], {}
         for index, (request, status) in enumerate(zip(requests, found, strict=True)):

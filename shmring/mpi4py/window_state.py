@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import Error
 from . import alloc_mem, errors, private_memory
+from .calls import HeldLocks
 from .comm import Communicator, Intra
 from .constants import INTEGERS
 from .messages import handle
@@ -31,8 +32,9 @@ class Epochs:
 
     def __init__(self) -> None:
         self.is_fenced = False  # a fence allows access to all ranks
-        self.locked: dict[int, contextlib.ExitStack] = {}  # gates that are held, by target
-        self.locked_all: contextlib.ExitStack | None = None
+        self.locked: dict[int, HeldLocks] = {}  # gates, by target
+        self.locked_all: HeldLocks | None = None
+        self.ready: set[int] = set()  # targets whose `Post` an interrupted `Start` has seen
         self.started: list[int] | None = None  # targets that this rank may access until `Complete`
         self.posted: list[int] | None = None  # ranks whose `Complete` this rank has not seen
 

@@ -153,6 +153,8 @@ BOUNDED = (
     (ONE_HOST, "memory", ("broadcast_object", "all_gather_object"), 7),
     (ONE_HOST, "memory", ("message_object", "empty", "all_reduce_many", "group"), 37),
     (OTHER_RANK, "memory", ("mpi_broadcast", "mpi_message", "mpi_message_object"), 3),
+    (OTHER_RANK, "point", ("mpi_gather", "mpi_all_to_all", "mpi_fold", "mpi_exchange", "mpi_neighbors"), 1),
+    (OTHER_RANK, "point", ("mpi_exchange_objects", "mpi_window_lock"), 1),
     (ACROSS, "point", ("mpi_create_group",), 401),
     (ONE_HOST, "system", ("empty", "dup"), 2),
     (OTHER_RANK, "point", ("broadcast_object", "scatter_object", "message_object"), 1),

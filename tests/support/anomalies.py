@@ -23,6 +23,7 @@ from pathlib import Path
 
 import anomaly_calls  # noqa: F401  its cases
 import anomaly_methods  # noqa: F401  its cases
+import anomaly_mpi  # noqa: F401  its cases
 import leftovers
 import numpy as np
 import ranks as rank_processes

@@ -263,12 +263,12 @@ class Blob:
         return Blob, (pickle.PickleBuffer(self.data),)
 
 
-def _thing(rank):
+def thing(rank):
     """Return an object that Python code of the standard library pickles and unpickles."""
     return {"rank": rank, "part": Fraction(rank, 7), "blob": Blob(bytes([rank]) * 9000)}
 
 
-def _check_thing(found, rank):
+def check_thing(found, rank):
     assert found["rank"] == rank, found["rank"]
     assert found["part"] == Fraction(rank, 7), found["part"]
     assert bytes(found["blob"].data) == bytes([rank]) * 9000
@@ -276,33 +276,33 @@ def _check_thing(found, rank):
 
 @case
 def broadcast_object(place):
-    found = yield call(place.comm.broadcast_object, _thing(place.comm.rank))
-    _check_thing(found, 0)
+    found = yield call(place.comm.broadcast_object, thing(place.comm.rank))
+    check_thing(found, 0)
 
 
 @case
 def all_gather_object(place):
-    found = yield call(place.comm.all_gather_object, _thing(place.comm.rank))
-    for rank, thing in enumerate(found):
-        _check_thing(thing, rank)
+    found = yield call(place.comm.all_gather_object, thing(place.comm.rank))
+    for rank, each in enumerate(found):
+        check_thing(each, rank)
     assert len(found) == place.comm.size
 
 
 @case
 def gather_object(place):
-    found = yield call(place.comm.gather_object, _thing(place.comm.rank))
+    found = yield call(place.comm.gather_object, thing(place.comm.rank))
     if place.comm.rank == 0:
-        for rank, thing in enumerate(found):
-            _check_thing(thing, rank)
+        for rank, each in enumerate(found):
+            check_thing(each, rank)
 
 
 @case
 def scatter_object(place):
     comm = place.comm
     found = yield call(
-        comm.scatter_object, [_thing(rank) for rank in range(comm.size)] if comm.rank == 0 else None
+        comm.scatter_object, [thing(rank) for rank in range(comm.size)] if comm.rank == 0 else None
     )
-    _check_thing(found, comm.rank)
+    check_thing(found, comm.rank)
 
 
 # ---- plans -------------------------------------------------------------------------------------------------
@@ -414,92 +414,10 @@ def probe(place):
 def message_object(place):
     comm = place.comm
     if comm.rank == 0:
-        yield call(comm.send_object, _thing(7), 1, 3)
+        yield call(comm.send_object, thing(7), 1, 3)
     elif comm.rank == 1:
         found = yield call(comm.recv_object, 0, 3)
-        _check_thing(found, 7)
-    else:
-        yield nothing
-
-
-# ---- the stand-in for mpi4py -------------------------------------------------------------------------------
-
-
-def _mpi(comm):
-    """A communicator of MPI on this one, and a function that makes a call of it with shmring's errors."""
-    from shmring.mpi4py import rc
-
-    rc.initialize = False
-    from shmring import MPI
-    from shmring.mpi4py.comm import Communicator
-    from shmring.mpi4py.messages import handle
-
-    def call_of(method, *arguments, **keywords):
-        def run():
-            try:
-                return method(*arguments, **keywords)
-            except MPI.Exception as error:
-                raise error.__cause__ from None
-
-        return run
-
-    secret = comm.broadcast_object(os.urandom(16))
-    return handle(MPI.Intracomm, Communicator(comm.rank, tuple(range(comm.size)), secret, comm)), call_of
-
-
-@case
-def mpi_broadcast(place):
-    mpi, call_of = _mpi(place.comm)
-    found = yield call_of(mpi.bcast, "short" if mpi.rank == 0 else None)
-    assert found == "short", found
-
-
-@case
-def mpi_broadcast_long(place):
-    mpi, call_of = _mpi(place.comm)
-    found = yield call_of(mpi.bcast, "long" * 100 if mpi.rank == 0 else None)
-    assert found == "long" * 100, found
-
-
-@case
-def mpi_all_gather_long(place):
-    mpi, call_of = _mpi(place.comm)
-    found = yield call_of(mpi.allgather, str(mpi.rank) * (1 if mpi.rank == 0 else 100))
-    assert found == ["0", *(str(rank) * 100 for rank in range(1, mpi.size))], found
-
-
-@case(ends_in_python=True)
-def mpi_create_group(place):
-    mpi, call_of = _mpi(place.comm)
-    members = mpi.Get_group().Incl([1, 0])
-    group = yield call_of(mpi.Create_group if mpi.rank < 2 else nothing, *[members] * (mpi.rank < 2))
-    if group is not None:
-        assert group.rank == 1 - mpi.rank
-        _check_group(group._ref.comm, 2)
-        group.Free()
-
-
-@case
-def mpi_message(place):
-    mpi, call_of = _mpi(place.comm)
-    x = numbers(LARGE, mpi.rank)
-    if mpi.rank == 0:
-        yield call_of(mpi.Send, x, 1, 3)
-    elif mpi.rank == 1:
-        yield call_of(mpi.Recv, x, 0, 3)
-        same(x, numbers(LARGE, 0))
-    else:
-        yield nothing
-
-
-@case
-def mpi_message_object(place):
-    mpi, call_of = _mpi(place.comm)
-    if mpi.rank == 0:
-        yield call_of(mpi.send, _thing(7), 1, 3)
-    elif mpi.rank == 1:
-        found = yield call_of(mpi.recv, source=0, tag=3)
-        _check_thing(found, 7)
+        check_thing(found, 7)
     else:
         yield nothing
 
@@ -507,7 +425,7 @@ def mpi_message_object(place):
 # ---- groups ------------------------------------------------------------------------------------------------
 
 
-def _check_group(group, size):
+def check_group(group, size):
     x = numbers(SMALL, group.rank)
     group.all_reduce(x)
     same(x, total(SMALL, size))
@@ -522,7 +440,7 @@ def split(place):
     comm = place.comm
     group = yield call(comm.split, 0, -comm.rank)
     assert group.rank == comm.size - 1 - comm.rank
-    _check_group(group, comm.size)
+    check_group(group, comm.size)
 
 
 @case
@@ -546,13 +464,13 @@ def group(place):
     if comm.rank >= 2:
         assert found is None
     elif not failed[0]:
-        _check_group(found, 2)
+        check_group(found, 2)
 
 
 @case
 def dup(place):
     found = yield call(place.comm.dup)
-    _check_group(found, place.comm.size)
+    check_group(found, place.comm.size)
 
 
 # ---- shared arrays -----------------------------------------------------------------------------------------

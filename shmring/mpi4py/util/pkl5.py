@@ -6,10 +6,13 @@ is not empty, from the same rank and with the same tag.
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
+
+from ..calls import end_after, wait_for_all
 
 MPI: Any = import_module("shmring.mpi4py.MPI")
 ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL, MPI.ROOT
@@ -54,6 +57,16 @@ def _sizes(head: memoryview) -> list[int]:
 
 def _loads(head: memoryview, buffers: list[Any]) -> Any:
     return pickle.loads_oob(head[8 * (1 + len(buffers)) :], buffers)
+
+
+@contextlib.contextmanager
+def _as_one_call(context: Any, *, beside: bool) -> Iterator[None]:
+    """End the communicator after an exception such as a KeyboardInterrupt: an object may be lost in part."""
+    try:
+        yield
+    except BaseException as error:
+        end_after(context, error, beside)
+        raise
 
 
 class Request:
@@ -121,12 +134,13 @@ class Request:
         try:
             for part in state.parts:
                 part.Wait()
+            found = state.finish()
         except Exception:  # not a KeyboardInterrupt: the request is still there then
             self._state = None
             raise
         self._state = None
         state.report(status)
-        return state.finish()
+        return found
 
     @classmethod
     def get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
@@ -147,6 +161,8 @@ class Request:
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: Any = None) -> list[Any]:
         """Block until all requests are complete, and return the objects that were received."""
+        states = [request._state for request in requests if request._state is not None]
+        wait_for_all(part for state in states for part in state.parts)
         rooms = list(_room(statuses, len(requests)))
         rooms += [None] * (len(requests) - len(rooms))
         return [request.wait(status) for request, status in zip(requests, rooms, strict=False)]
@@ -195,7 +211,7 @@ class _Matched:
     """An object that has been matched: its first message is here, its buffers are not yet received."""
 
     def __init__(self, first: Any, comm: Any, status: Any) -> None:
-        self.status, self.parts, self.buffers = status, [], []
+        self.status, self.parts, self.buffers, self.context = status, [], [], comm and comm._ref
         self.is_none = first == MPI.MESSAGE_NO_PROC
         if self.is_none:
             return
@@ -242,7 +258,8 @@ class Message:
 
     def recv(self, status: Any = None) -> Any:
         """Receive the object."""
-        return self.irecv().wait(status)
+        with _as_one_call(self._matched and self._matched.context, beside=True):
+            return self.irecv().wait(status)
 
     def irecv(self) -> Request:
         """Begin to receive the object."""
@@ -271,7 +288,8 @@ class Message:
     def _match(cls, first: Any, comm: Any, own: Any, status: Any) -> Message:
         message = cls()
         is_none = first == MPI.MESSAGE_NO_PROC
-        message._matched = _no_process if is_none else _Matched(first, comm, own)
+        with _as_one_call(comm._ref, beside=True):
+            message._matched = _no_process if is_none else _Matched(first, comm, own)
         _copy_status(own, status)
         return message
 
@@ -292,20 +310,27 @@ class Comm(MPI.Comm):  # type: ignore[misc]
     def _begin(self, begin: Callable[..., Any], obj: Any, dest: int, tag: int) -> Request:
         """Begin to send an object, with a method that begins to send a message."""
         head, buffers = (b"", []) if dest == PROC_NULL else _dumps(obj)
-        parts = [begin(self, [part, BYTE], dest, tag) for part in (head, *(b for b in buffers if b.nbytes))]
+        messages = (head, *(b for b in buffers if b.nbytes))
+        with _as_one_call(self._ref, beside=True):
+            parts = [begin(self, [part, BYTE], dest, tag) for part in messages]
         return Request._of(parts, lambda: None, None, (head, buffers))
+
+    def _send(self, begin: Callable[..., Any], obj: Any, dest: int, tag: int) -> None:
+        request = self._begin(begin, obj, dest, tag)
+        with _as_one_call(self._ref, beside=True):
+            request.wait()
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
-        self._begin(MPI.Comm.Isend, obj, dest, tag).wait()
+        self._send(MPI.Comm.Isend, obj, dest, tag)
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object through the attached buffer."""
-        self._begin(MPI.Comm.Ibsend, obj, dest, tag).wait()
+        self._send(MPI.Comm.Ibsend, obj, dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, and wait until its receiver has matched it."""
-        self._begin(MPI.Comm.Issend, obj, dest, tag).wait()
+        self._send(MPI.Comm.Issend, obj, dest, tag)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """Begin to send an object."""
@@ -340,8 +365,9 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         """Send an object, and receive one. `recvbuf` is not used."""
         self._peer(source, recvtag)  # before the send: it checks the arguments
         request = self.isend(sendobj, dest, sendtag)
-        received = self.recv(None, source, recvtag, status)
-        request.wait()
+        with _as_one_call(None if dest == PROC_NULL else self._ref, beside=True):
+            received = self.recv(None, source, recvtag, status)
+            request.wait()
         return received
 
     def mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message:
@@ -356,46 +382,71 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         """Give the root's object to all ranks."""
         is_root = self.Get_rank() == root
         head, buffers = self._refusing("broadcast", _dumps, obj) if is_root else (b"", [])
+        head, buffers = self._ref.comm.run_steps(self._bcast, head, buffers, root)
+        with _as_one_call(self._ref, beside=False):
+            return _loads(memoryview(head), buffers)
+
+    def _bcast(self, head: bytes, buffers: list[Any], root: int) -> tuple[Any, list[Any]]:
         head = super().bcast(head, root)
-        if not is_root:
+        if self.Get_rank() != root:
             buffers = [bytearray(size) for size in _sizes(memoryview(head))]
         for buffer in buffers:
             self.Bcast([buffer, BYTE], root)
-        return _loads(memoryview(head), buffers)
+        return head, buffers
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Give the objects of all ranks to the root."""
         head, buffers = self._refusing("gather", _dumps, sendobj)
+        return self._load(self._ref.comm.run_steps(self._gather, head, buffers, root))
+
+    def _gather(self, head: bytes, buffers: list[Any], root: int) -> _Room | None:
         heads = super().gather(head, root)
         room = None if heads is None else _Room(heads)
         self.Gatherv(_joined(buffers), None if room is None else room.specification, root)
-        return None if room is None else room.load()
+        return room
+
+    def _load(self, room: _Room | None) -> list[Any] | None:
+        """Return the objects that a collective has moved."""
+        with _as_one_call(self._ref, beside=False):
+            return None if room is None else room.load()
 
     def scatter(self, sendobj: Iterable[Any] | None, root: int = 0) -> Any:
         """Give each rank one of the root's objects; None stands for as many of None."""
-        parts, given = [], None
+        parts = []
         if self.Get_rank() == root:
             parts = self._refusing("scatter", self._dumps_for_all, sendobj)
-        head = super().scatter([head for head, _ in parts], root)
-        if parts:
-            given = _specification_of(parts)
-        room = _Room([head])
-        self.Scatterv(given, [room.memory, BYTE], root)
-        return room.load()[0]
+        found = self._load(self._ref.comm.run_steps(self._scatter, parts, root))
+        assert found is not None
+        return found[0]
+
+    def _scatter(self, parts: list[tuple[bytes, list[Any]]], root: int) -> _Room:
+        room = _Room([super().scatter([head for head, _ in parts], root)])
+        self.Scatterv(_specification_of(parts) if parts else None, [room.memory, BYTE], root)
+        return room
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Give the objects of all ranks to all ranks."""
         head, buffers = self._refusing("all_gather", _dumps, sendobj)
+        found = self._load(self._ref.comm.run_steps(self._allgather, head, buffers))
+        assert found is not None
+        return found
+
+    def _allgather(self, head: bytes, buffers: list[Any]) -> _Room:
         room = _Room(super().allgather(head))
         self.Allgatherv(_joined(buffers), room.specification)
-        return room.load()
+        return room
 
     def alltoall(self, sendobj: Iterable[Any] | None) -> list[Any]:
         """Give each rank one of the objects; None stands for as many of None."""
         parts = self._refusing("all_to_all", self._dumps_for_all, sendobj)
+        found = self._load(self._ref.comm.run_steps(self._alltoall, parts))
+        assert found is not None
+        return found
+
+    def _alltoall(self, parts: list[tuple[bytes, list[Any]]]) -> _Room:
         room = _Room(super().alltoall([head for head, _ in parts]))
         self.Alltoallv(_specification_of(parts), room.specification)
-        return room.load()
+        return room
 
     def _dumps_for_all(self, objects: Iterable[Any] | None) -> list[tuple[bytes, list[Any]]]:
         return [_dumps(one) for one in ([None] * self.Get_size() if objects is None else objects)]
