@@ -120,3 +120,56 @@ except MPI.Exception as error:
 def test_the_death_of_a_rank_with_a_mutex_is_an_error_of_those_who_wait(tmp_path):
     done = run_code(tmp_path, HEAD + DEATH, "--no-prefix", "--keep-going", nprocs=3)
     assert done.stdout.split() == ["1", "1"], done.stdout + done.stderr
+
+
+WAITS = """
+class Interrupted:
+    # Interrupts the next receive, before or after a notification.
+    def __init__(self, channel, is_notified):
+        self.channel, self.is_notified, self.was = channel, is_notified, False
+
+    def Recv(self, *arguments):
+        if self.was:
+            return self.channel.Recv(*arguments)
+        self.was = True
+        if self.is_notified:
+            self.channel.Probe()
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name):
+        return getattr(self.channel, name)
+
+condition = sync.Condition(comm=comm)
+for is_notified in (False, True):
+    if rank == 1:
+        channel = Interrupted(condition._channel(), is_notified)
+        condition._channel = lambda: channel
+        with condition:
+            if is_notified:
+                comm.send(None, 2)
+            try:
+                condition.wait()
+            except KeyboardInterrupt:
+                assert condition.locked()
+            else:
+                raise AssertionError
+    elif rank == 2:
+        if is_notified:
+            comm.recv(source=1)   # rank 1 is the first in the queue
+        with condition:
+            comm.send(None, 0)
+            condition.wait()
+    else:
+        comm.recv(source=2)
+        with condition:
+            assert condition.notify() == 1
+    comm.Barrier()
+assert not condition._channel().Iprobe() and not condition._array[1]
+condition.free()
+print("well")
+"""
+
+
+def test_an_interrupted_wait_has_the_mutex_and_leaves_the_queue(tmp_path):
+    done = run_code(tmp_path, HEAD + WAITS, "--no-prefix", nprocs=3)
+    assert done.stdout.split() == ["well"] * 3, done.stdout + done.stderr

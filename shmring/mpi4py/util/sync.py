@@ -243,9 +243,28 @@ class Condition(_Shared, _Entered):
         places[(queue[_HEAD] + queue[_LENGTH]) % len(places)] = self._ref.rank
         queue[_LENGTH] += 1
         count = self._mutex._leave()
-        self._channel().Recv(_NOTHING)
+        try:
+            self._channel().Recv(_NOTHING)
+        except MPI.Exception:  # the communicator has ended
+            raise
+        except BaseException:
+            self._mutex._come_back(count)
+            self._leave_queue()
+            raise
         self._mutex._come_back(count)
         return True
+
+    def _leave_queue(self) -> None:
+        """Let this rank wait no longer. If it was notified already, notify another rank in its place."""
+        queue, places = self._array, self._array[_PLACES:]
+        order = (int(queue[_HEAD]) + np.arange(int(queue[_LENGTH]))) % len(places)
+        left = places[order][places[order] != self._ref.rank]
+        if len(left) < len(order):
+            places[order[: len(left)]] = left
+            queue[_LENGTH] = len(left)
+        else:
+            self._channel().Recv(_NOTHING)
+            self.notify()
 
     def wait_for(self, predicate: Callable[[], _Result]) -> _Result:
         """Wait until the predicate is true, and return its value."""
