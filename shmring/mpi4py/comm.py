@@ -325,7 +325,7 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
 
     def Set_name(self, name: str) -> None:
         """Set the name."""
-        self._comm().name = name
+        self._comm().name = handles.name_of(name)
 
     name = property(Get_name, Set_name)
 

@@ -93,6 +93,20 @@ class Named:
             self._ref = None
 
 
+def text_of(value: Any) -> str:
+    """Return a name, which may be bytes, as a str."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"a str is needed, not {type(value).__name__}")
+    return value
+
+
+def name_of(value: Any) -> str:
+    """Return the name that an object gets: MPI cuts those that are too long."""
+    return text_of(value).encode()[: INTEGERS["MAX_OBJECT_NAME"] - 1].decode(errors="ignore")
+
+
 class _Keyval:
     """A key of attributes, and the functions that are called when attributes are copied and deleted."""
 

@@ -87,12 +87,12 @@ class Info(handles.Named, Handle):
         return 0 if self._ref is None else self.Get_nkeys()
 
     def __contains__(self, key: str) -> bool:
-        return self._ref is not None and key in self._hints()
+        return self._ref is not None and handles.text_of(key) in self._hints()
 
     def __getitem__(self, key: str) -> str:
         if key not in self:
             raise KeyError(key)
-        return self._hints()[key]
+        return self._hints()[handles.text_of(key)]
 
     def __setitem__(self, key: str, value: str) -> None:
         if self._ref is None:
@@ -106,7 +106,7 @@ class Info(handles.Named, Handle):
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """Return the value of a key, or the default."""
-        return default if self._ref is None else self._hints().get(key, default)
+        return default if self._ref is None else self._hints().get(handles.text_of(key), default)
 
     def keys(self) -> list[str]:
         """Return the keys."""
@@ -134,7 +134,7 @@ class Info(handles.Named, Handle):
             if default:
                 return default[0]
             raise KeyError(key)
-        return self._hints().pop(key)
+        return self._hints().pop(handles.text_of(key))
 
     def popitem(self) -> tuple[str, str]:
         """Delete a pair and return it."""
@@ -165,7 +165,8 @@ class Hinted:
     info = property(Get_info, Set_info)
 
 
-def _checked(text: str, what: str) -> str:
+def _checked(given: str | bytes, what: str) -> str:
+    text = handles.text_of(given)
     most = INTEGERS["MAX_INFO_KEY" if what == "KEY" else "MAX_INFO_VAL"]
     if not text or len(text) > most:
         raise errors.Exception(errors.NUMBERS[f"ERR_INFO_{what}"], f"{text!r:.40} is empty or too long")

@@ -443,7 +443,7 @@ cdef class Status:
 
     def Set_source(self, source):
         """Set the sender's rank."""
-        self.fields[0] = index_of(source)
+        self.fields[0] = int32_of(source)
 
     def Get_tag(self):
         """Return the tag."""
@@ -451,7 +451,7 @@ cdef class Status:
 
     def Set_tag(self, tag):
         """Set the tag."""
-        self.fields[1] = index_of(tag)
+        self.fields[1] = int32_of(tag)
 
     def Get_error(self):
         """Return the error class."""
@@ -459,7 +459,7 @@ cdef class Status:
 
     def Set_error(self, error):
         """Set the error class."""
-        self.fields[2] = index_of(error)
+        self.fields[2] = int32_of(error)
 
     def Is_cancelled(self):
         """Return whether the call was cancelled."""
@@ -477,6 +477,14 @@ cdef class Status:
     error = property(Get_error, Set_error, doc="The error class.")
     count = property(Get_count, _set_count, doc="The number of bytes.")
     cancelled = property(Is_cancelled, Set_cancelled, doc="Whether the call was cancelled.")
+
+
+# Return an integer, or an object with __index__, as an int of C.
+cdef int32_t int32_of(object number) except? -1:
+    cdef Py_ssize_t value = index_of(number)
+    if value != <int32_t> value:
+        raise OverflowError(f"{number} is too large for an int of C")
+    return <int32_t> value
 
 
 # Return the bytes of an item in a message.
@@ -645,6 +653,8 @@ cdef class Data:
         if given is None or given is BOTTOM:
             self.type = resolved(byte_type if datatype is None else datatype)
             return 0
+        if cnp.PyArray_Check(given) and datatype is not None and given.dtype.hasobject:
+            raise TypeError("an array of Python objects is no message: send the array itself by a call in lower case")
         memory = buffer.__new__(buffer)
         memory.take(given, is_written, datatype is None)
         self.owner, self.data, self.length = memory, memory.data, memory.length

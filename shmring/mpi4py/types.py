@@ -280,7 +280,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
 
     def Set_name(self, name: str) -> None:
         """Set the name."""
-        self._info().name = name
+        self._info().name = handles.name_of(name)
 
     name = property(Get_name, Set_name)
 

@@ -138,7 +138,7 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
 
     def Set_name(self, name: str) -> None:
         """Set the name."""
-        self._window().name = name
+        self._window().name = handles.name_of(name)
 
     name = property(Get_name, Set_name)
 

@@ -577,7 +577,8 @@ over = threading.Event()
 other = threading.Thread(target=over.wait)
 for begin in (lambda: None, other.start):
     begin()
-    for call, *arguments in ((comm.Sendrecv, room, 0, 1, np.zeros(1), 0, 2), (comm.Recv, np.zeros(1), 0, 2)):
+    nothing = None, MPI.PROC_NULL, 1
+    for call, *arguments in ((comm.Sendrecv, *nothing, np.zeros(1), 0, 2), (comm.Recv, np.zeros(1), 0, 2)):
         assert interrupted(call, *arguments)
         comm.Send(np.full(1, 7.0), 0, 2)
         comm.Recv(room, 0, 2)
@@ -709,6 +710,36 @@ ring = comm.Create_dist_graph_adjacent([below], [above])
 ring.inedges.append(rank)
 assert ring.inedges == [below]
 assert graph.neighbor_alltoall(None) == [None]
+
+def error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except Exception as error:
+        return type(error)
+
+# An array of objects is no memory for a message, whatever datatype is given.
+objects = np.array([[], {}], object)
+for datatype in MPI.BYTE, MPI.DOUBLE:
+    assert error_of(MPI.COMM_SELF.Irecv, [objects, 1, datatype], 0) is TypeError
+    assert error_of(comm.Bcast, [objects, 1, datatype]) is TypeError
+
+# Names may be bytes. Long ones are cut. Numbers that C does not have are errors.
+info, status, kind = MPI.Info.Create({"a": "1"}), MPI.Status(), MPI.INT.Dup()
+info.Set(b"b", b"2")
+assert dict(info) == {"a": "1", "b": "2"} and info[b"a"] == info.pop(b"a") == "1" and b"b" in info
+for wrong in None, 3:
+    for call in info.Get, info.Delete, info.get, info.__contains__, kind.Set_name, graph.Set_name:
+        assert error_of(call, wrong) is TypeError, call
+    assert error_of(info.Set, "a", wrong) is TypeError
+for some in kind, graph:
+    some.Set_name(b"bytes")
+    assert some.name == "bytes"
+    some.name = "x" * 300
+    assert some.name == "x" * (MPI.MAX_OBJECT_NAME - 1)
+for call in status.Set_source, status.Set_tag, status.Set_error:
+    assert error_of(call, 2**31) is error_of(call, -(2**31) - 1) is OverflowError
+    call(2**31 - 1)
+assert error_of(MPI.Request.Waitall, [3]) is TypeError
 print("well")
 """
 
