@@ -761,7 +761,10 @@ cdef class HeldLocks:
             raise
 
     def __del__(self):
-        self.release()
+        try:
+            self.release()
+        except Exception:   # the communicator has ended, and its locks with it
+            pass
 
     def release(self):
         """Release all locks."""

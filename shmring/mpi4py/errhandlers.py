@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ class Handling:
     @classmethod
     def Create_errhandler(cls, errhandler_fn: Callable[..., Any]) -> Errhandler:
         """Return the error handler that calls errhandler_fn(handle, code)."""
+        handles.check_function(errhandler_fn)
         if len(_functions) >= _MOST_FUNCTIONS:
             raise RuntimeError(f"a program may have {_MOST_FUNCTIONS} error handlers at a time: free some")
         handler = Handler(None, errhandler_fn)
@@ -79,13 +81,15 @@ class Handling:
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
         """Set the error handler."""
+        if not isinstance(errhandler, Errhandler):
+            raise TypeError(f"an Errhandler is needed, not {type(errhandler).__name__}")
         if errhandler._ref is None:
             raise errors.Exception(errors.ERR_ARG, "ERRHANDLER_NULL")
         self._handled().errhandler = errhandler._ref
 
     def Call_errhandler(self, errorcode: int) -> None:
         """Call the error handler."""
-        run(self._handled(), self, errorcode)
+        run(self._handled(), self, operator.index(errorcode))
 
     def _handled(self) -> Any:
         if self._ref is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import operator
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -191,7 +192,7 @@ def Get_error_class(errorcode: int) -> int:
 
 def Get_error_string(errorcode: int) -> str:
     """Return the text of an error code."""
-    return _texts.get(errorcode, _texts[ERR_UNKNOWN])
+    return _texts.get(operator.index(errorcode), _texts[ERR_UNKNOWN])
 
 
 def Add_error_class() -> int:
@@ -201,7 +202,7 @@ def Add_error_class() -> int:
 
 def Add_error_code(errorclass: int) -> int:
     """Return a new error code of a class."""
-    return _add(errorclass)
+    return _add(operator.index(errorclass))
 
 
 def _add(errorclass: int | None) -> int:

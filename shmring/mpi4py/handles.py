@@ -93,6 +93,12 @@ class Named:
             self._ref = None
 
 
+def check_function(function: Any) -> None:
+    """Raise TypeError if this cannot be called."""
+    if not callable(function):
+        raise TypeError(f"a function is needed, not {type(function).__name__}")
+
+
 def text_of(value: Any) -> str:
     """Return a name, which may be bytes, as a str."""
     if isinstance(value, bytes):

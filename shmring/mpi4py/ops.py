@@ -73,6 +73,7 @@ class Op(handles.Named, Handle):
         It is called as function(a, b, datatype) with buffers, and writes the result to b. With objects,
         datatype is None, and the function returns the result.
         """
+        handles.check_function(function)
         if len(_functions) >= _MOST_FUNCTIONS:
             raise RuntimeError(
                 f"a program may have {_MOST_FUNCTIONS} operations of its own at a time: free some"

@@ -739,7 +739,16 @@ for some in kind, graph:
 for call in status.Set_source, status.Set_tag, status.Set_error:
     assert error_of(call, 2**31) is error_of(call, -(2**31) - 1) is OverflowError
     call(2**31 - 1)
-assert error_of(MPI.Request.Waitall, [3]) is TypeError
+
+# An argument of a wrong kind is an error at once.
+for wrong in None, 3, MPI.SUM:
+    for call in MPI.Request.Waitall, comm.Set_errhandler:
+        assert error_of(call, [wrong] if call == MPI.Request.Waitall else wrong) is TypeError
+for wrong in None, MPI.INT, "a":
+    for call in comm.Call_errhandler, MPI.Add_error_code, MPI.Get_error_string:
+        assert error_of(call, wrong) is TypeError, (call, wrong)
+    for call in MPI.Op.Create, MPI.Comm.Create_errhandler:
+        assert error_of(call, wrong) is TypeError, (call, wrong)
 print("well")
 """
 
