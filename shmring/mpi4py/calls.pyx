@@ -573,8 +573,8 @@ cdef class MessageCall(Call):
             self.abandon(work, error)
             raise
 
-    # After an exception such as a KeyboardInterrupt, withdraw the receives: they would take later messages. If a message
-    # has moved, the communicator ends: a repeated call would send it again, or receive the next one in its place.
+    # After an exception such as a KeyboardInterrupt, withdraw the receives: they would take later messages. If a
+    # message has moved, the communicator ends: a repeated call would send it again, or receive the next one instead.
     cdef int abandon(self, object work, object error) except -1:
         cdef bint is_withdrawn = True
         try:

@@ -265,7 +265,7 @@ class PointToPoint(ObjectCaller):
     ) -> Any:
         """Send a message and receive another one at the same time."""
         received = self._receiving(recvbuf, source, recvtag)
-        return self._exchange(self._sending(sendbuf, dest, sendtag), received)
+        return self._both(self._sending(sendbuf, dest, sendtag), received)
 
     def _prepare_Sendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
@@ -273,13 +273,13 @@ class PointToPoint(ObjectCaller):
         """Send a message and receive another one at its place."""
         received = self._receiving(buf, source, recvtag)
         copy = None if dest == PROC_NULL else simple_with_gaps(buf, False).bytes.copy()
-        return self._exchange(self._sending(copy, dest, sendtag), received)
+        return self._both(self._sending(copy, dest, sendtag), received)
 
-    def _exchange(self, sent: Any, received: Any) -> Exchange:
-        messages = [
+    def _both(self, sent: Any, received: Any) -> Exchange:
+        outgoing, incoming = (
             [(call.x, call.peer, call.tag)] if call.empty is None else [] for call in (sent, received)
-        ]
-        call = Exchange(self._ref, *messages)
+        )
+        call = Exchange(self._ref, outgoing, incoming)
         call.empty, call.finish = received.empty, received.finish
         return call
 

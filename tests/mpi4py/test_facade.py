@@ -740,6 +740,14 @@ for call in status.Set_source, status.Set_tag, status.Set_error:
     assert error_of(call, 2**31) is error_of(call, -(2**31) - 1) is OverflowError
     call(2**31 - 1)
 
+# A communicator with a topology exchanges messages as any other.
+pair, taken = np.array([rank]), np.zeros(1, int)
+for each in comm.Create_cart([size], [True]), graph, ring:
+    each.Sendrecv(pair, above, 0, taken, below)
+    each.Sendrecv_replace(pair, above, 0, below)
+    assert taken[0] == pair[0] == below and each.sendrecv(rank, above, 0, None, below) == below
+    pair[0] = rank
+
 # An argument of a wrong kind is an error at once.
 for wrong in None, 3, MPI.SUM:
     for call in MPI.Request.Waitall, comm.Set_errhandler:
