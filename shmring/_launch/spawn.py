@@ -17,6 +17,7 @@ import select
 import selectors
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -154,7 +155,7 @@ def spawn(
     launch = _Launch(timeout, keeps_going=return_exceptions)
     try:
         try:
-            with _threads_shared(nprocs):
+            with _starting, _threads_shared(nprocs):
                 launch.start(world(nprocs), method, call, payload)
         except OSError as error:
             raise explain(error, f"starting rank {launch.nstarted} of {nprocs}") from error
@@ -182,6 +183,19 @@ def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
             stream.flush()
+
+
+# One thread at a time starts ranks: they inherit OMP_NUM_THREADS from the environment of the whole process.
+_starting = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked child: another thread of the parent may have held it."""
+    global _starting
+    _starting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextlib.contextmanager

@@ -897,6 +897,27 @@ def test_ranks_share_the_threads_of_numerical_libraries(monkeypatch, method):
     assert shmring.spawn(threads_of, 2, method=method) == ["7"] * 2
 
 
+def test_two_threads_that_spawn_at_once_do_not_change_each_others_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(spawn, "cpus_for_each", lambda nprocs: 10 * nprocs)
+    of_other = []
+    other = threading.Thread(
+        target=lambda: of_other.extend(shmring.spawn(threads_of, 3, method="fork")), daemon=True
+    )
+
+    def world_while_another_thread_spawns(nprocs):
+        if not other.is_alive():
+            other.start()
+            other.join(0.5)  # it either ends, or waits until the first ranks have been started
+        return shmring.world(nprocs)
+
+    monkeypatch.setattr(spawn, "world", world_while_another_thread_spawns)
+    assert shmring.spawn(threads_of, 2, method="fork") == ["20"] * 2
+    other.join()
+    assert of_other == ["30"] * 3
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
 @pytest.mark.parametrize("args", [5, "ab", b"ab", memoryview(b"ab"), {"rate": 0.1}, {7}, np.arange(2)])
 def test_args_that_are_no_list_are_refused(args):
     with pytest.raises(TypeError, match=re.escape(f"args is {args!r}; give a list")):
