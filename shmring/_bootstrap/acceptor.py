@@ -360,6 +360,12 @@ def ended(rank: int, host: str = "") -> RankFailed:
     return RankFailed(text, rank=rank, host=host or None, cause="connection closed")
 
 
+def does_not_wait(rank: int) -> RankFailed:
+    """Return the error of a rank that was invited by `rank`, and finds that it does not listen."""
+    text = f"rank {rank} does not wait for this rank any more: it has ended, or has got an error"
+    return RankFailed(text, rank=rank, cause="does not wait any more")
+
+
 def _on(sock: FramedSocket) -> str:
     """Return the host of a rank for a message; empty if all ranks are on this host."""
     return f" on {sock.host}" if sock.host else ""

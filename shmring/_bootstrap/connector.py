@@ -8,6 +8,7 @@ from .. import __version__
 from .._system.deadline import Deadline
 from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
+from .acceptor import does_not_wait, ended
 from .framed_socket import POLL_S, FramedSocket
 from .handshake import BadFrame, Challenge
 from .world import SILENCE_S, JoinRequest
@@ -22,6 +23,7 @@ class Connector:
     """The connection of one rank to the listening rank `peer`. Subclasses know its address."""
 
     longest_pause_s = _PAUSE_S[1]
+    _seen = False  # the peer was there
 
     def __init__(self, request: JoinRequest, peer: int, purpose: bytes) -> None:
         self._request = request
@@ -63,6 +65,13 @@ class Connector:
     def _open(self) -> FramedSocket | None:
         """Return a connection to the peer; None if the peer does not listen yet, or its queue is full."""
         raise NotImplementedError
+
+    def _check_absence(self) -> None:
+        """Raise RankFailed if the peer is not there any more. Do nothing if it may not be there yet."""
+        if self._seen:
+            raise ended(self._peer)
+        if self._request.is_invited:
+            raise does_not_wait(self._peer)
 
     def _settle(self, sock: FramedSocket) -> bool:
         """Wait until the peer accepts this rank. Return False if it closed the connection."""

@@ -15,7 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .._arguments import integer
-from .._config.settings import FIRST_PORT, LAST_PORT, MAKE_A_KEY, Settings, address_text, parse_address
+from .._config.settings import (
+    FIRST_PORT,
+    LAST_PORT,
+    MAKE_A_KEY,
+    Settings,
+    address_text,
+    is_numeric,
+    parse_address,
+)
 from .._system.deadline import Deadline
 from ..errors import Error
 from . import host_map, local, tcp
@@ -123,6 +131,23 @@ def _address(job: Job, settings: Settings, world_id: str) -> str:
     return address
 
 
+def listen(world: World) -> socket.socket:
+    """Return a listener for rank 0 of a world of several ranks, to be passed to `join`."""
+    if world.address is None:
+        return local.listen(world, 0, world.nprocs - 1)
+    return tcp.listen_at(world.address)
+
+
+def was_invited(world: World, rank: int) -> bool:
+    """Return whether rank 0 listened before this rank got the world, as `Comm.grow` does.
+
+    Return False if the address is a name: such as that of a service, it may lead to rank 0 only later.
+    """
+    if world.epoch == 0 or rank == 0:
+        return False
+    return world.address is None or is_numeric(parse_address("address", world.address)[0])
+
+
 def join(
     world: World,
     rank: int,
@@ -135,8 +160,8 @@ def join(
 ) -> Joined:
     """Connect to the other ranks of the world. Return when all have joined, before the deadline.
 
-    `node` overrides SHMRING_NODE. `check` may raise while ranks are missing. `listener` is rank 0's listener
-    at the world's address, if it has one already; the caller closes it too. `is_invited` is True on the
+    `node` overrides SHMRING_NODE. `check` may raise while ranks are missing. `listener` is rank 0's listener,
+    if it has one already (see `listen`); the caller closes it too. `is_invited` is True on the
     other ranks in that case. Raises the same error on every rank that has joined: Timeout names the missing
     ranks, RankFailed a rank that ended meanwhile, Mismatch ranks with different nprocs. A rank with another
     key, or one that joins twice, gets an Error.
@@ -194,4 +219,5 @@ def _within_host(request: JoinRequest, found: Found) -> JoinRequest:
     world = request.world
     own = f"shmring host {found.place.host} of {found.nonce.hex()} {world.id}"
     own_id = hashlib.sha256(own.encode()).hexdigest()
-    return dataclasses.replace(request, world=World(own_id, world.key, world.nprocs))
+    within = World(own_id, world.key, world.nprocs)
+    return dataclasses.replace(request, world=within, listener=None, is_invited=False)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from .._system.limits import explain
 from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake
-from .acceptor import Gathering, ended, most_pending, peer_uid_and_pid
+from .acceptor import Gathering, most_pending, peer_uid_and_pid
 from .connector import Connector
 from .fd_passing import LocalSockets
 from .framed_socket import FramedSocket
@@ -32,6 +32,25 @@ def connect_ranks(request: JoinRequest, ranks: Sequence[int]) -> LocalSockets:
             return gathering.local_sockets()
     sock = _LocalConnector(request, ranks[0], handshake.LOCAL).connect()
     return LocalSockets(ranks.index(request.rank), len(ranks), {0: sock.connection})
+
+
+def listen(world: World, rank: int, num_awaited: int) -> socket.socket:
+    """Return the lowest rank's listener at the meeting point of the world."""
+    if _has_met(world):
+        raise second_use(rank)
+    listener = _new_socket()
+    try:
+        listener.bind(meeting_point(world))
+        listener.listen(min(most_pending(num_awaited), 4096))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise _error_in_use(world, rank) from error
+        raise explain(error, "opening the meeting point of the ranks") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def meeting_point(world: World, suffix: bytes = b"") -> bytes:
@@ -93,12 +112,15 @@ class _LocalGathering(Gathering):
     """The lowest rank's side."""
 
     def __init__(self, request: JoinRequest, awaited: Sequence[int]) -> None:
-        self._listener = _new_socket()
-        super().__init__(request, self._listener, awaited, handshake.LOCAL)
+        self._listener = request.listener or listen(request.world, request.rank, len(awaited))
+        try:
+            super().__init__(request, self._listener, awaited, handshake.LOCAL)
+        except BaseException:
+            self._listener.close()
+            raise
 
     def local_sockets(self) -> LocalSockets:
         """Return the connections to all others. Raise the error that all of them get."""
-        self._open()
         marker = _new_socket()  # before the others get READY: nothing may fail after that
         try:
             socks = self.gather()
@@ -112,18 +134,6 @@ class _LocalGathering(Gathering):
     def close(self) -> None:
         super().close()
         self._listener.close()
-
-    def _open(self) -> None:
-        world, rank = self._request.world, self._request.rank
-        if _has_met(world):
-            raise second_use(rank)
-        try:
-            self._listener.bind(meeting_point(world))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise _error_in_use(world, rank) from error
-            raise explain(error, "opening the meeting point of the ranks") from error
-        self._listener.listen(min(most_pending(len(self._awaited)), 4096))
 
     def _mark(self, marker: socket.socket) -> None:
         """Bind a listening name without an acceptor. It shows late ranks that the world has started."""
@@ -152,8 +162,6 @@ class _LocalGathering(Gathering):
 class _LocalConnector(Connector):
     """Any other rank's side."""
 
-    _seen = False  # the meeting point existed, so its absence means that the lowest rank has ended
-
     def _open(self) -> FramedSocket | None:
         connection = _new_socket()
         try:
@@ -166,8 +174,7 @@ class _LocalConnector(Connector):
                 raise explain(error, f"connecting to rank {self._peer}") from error
             if _has_met(self._request.world):
                 raise second_use(self._request.rank) from error
-            if self._seen:
-                raise ended(self._peer) from error
+            self._check_absence()
             return None
         self._seen = True
         uid, pid = peer_uid_and_pid(connection)

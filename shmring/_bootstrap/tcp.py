@@ -19,7 +19,7 @@ from .._config.settings import parse_address
 from .._system.limits import NO_DESCRIPTOR, explain
 from ..errors import WAIT_LONGER, Error, Timeout
 from . import handshake, host_map
-from .acceptor import Gathering, ended
+from .acceptor import Gathering
 from .connector import Connector
 from .coordinator import Coordinator
 from .framed_socket import Address, FramedSocket, connect, listen, watch_link
@@ -67,7 +67,8 @@ def connect_ranks(request: JoinRequest, ports: tuple[int, int] | None) -> Found:
 
 
 def _gather(request: JoinRequest) -> Found:
-    listener = request.listener or _listen_at_address(request)
+    assert request.world.address is not None
+    listener = request.listener or listen_at(request.world.address)
     try:
         with contextlib.closing(_TcpGathering(request, listener)) as gathering:
             coordinator = Coordinator(0, request.world.nprocs, gathering.gather())
@@ -137,7 +138,6 @@ class _TcpConnector(Connector):
         self._rank_0 = Endpoint("", 0)  # its address as seen from here; rank 0 itself may know another one
         self._scope_id = 0
         self._why = ""  # reason why the last attempt failed
-        self._seen = request.is_invited  # rank 0 was listening, so its absence means that it has ended
 
     def found(self, sock: FramedSocket) -> Found:
         assert self._listener is not None
@@ -165,8 +165,8 @@ class _TcpConnector(Connector):
                 return FramedSocket(there)
             if there.errno in NO_DESCRIPTOR:
                 raise explain(there, "connecting to rank 0")
-            if there.errno == errno.ECONNREFUSED and self._seen:
-                raise ended(0)
+            if there.errno == errno.ECONNREFUSED:
+                self._check_absence()
             self._why = str(there.strerror)
         return None
 
@@ -189,8 +189,7 @@ class _TcpConnector(Connector):
         self._seen = True
 
     def _mistaken(self) -> None:
-        if self._seen:
-            raise ended(0)
+        self._check_absence()
         self._why = "another world is meeting there"
 
     def _settle(self, sock: FramedSocket) -> bool:
@@ -246,10 +245,8 @@ def _resolve(address: str) -> list[tuple[int, Address]]:
     return [(family, cast(Address, where)) for family, _, _, _, where in found if family in ours]
 
 
-def _listen_at_address(request: JoinRequest) -> socket.socket:
+def listen_at(address: str) -> socket.socket:
     """Return rank 0's listener at the world's address."""
-    address = request.world.address
-    assert address is not None
     try:
         known = _resolve(address)
     except OSError as error:

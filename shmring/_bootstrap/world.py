@@ -121,9 +121,9 @@ def nothing_to_check() -> None:
 class JoinRequest:
     """One rank's attempt to join a world: the identity of its host, a deadline, and a check that may end it.
 
-    A wait calls `check` at least every 20 ms; it may raise. listener: rank 0's listener at the world's
-    address, if it has one already. is_invited: True on other ranks in that case; if rank 0 does not listen,
-    it has ended.
+    A wait calls `check` at least every 20 ms; it may raise. listener: rank 0's listener, if it has one
+    already. is_invited: True on other ranks in that case; if rank 0 does not listen, it does not wait for
+    them any more.
     """
 
     world: World

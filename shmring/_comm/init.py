@@ -8,7 +8,7 @@ from collections.abc import Callable
 from .._arguments import seconds
 from .._bootstrap.environment import ended_ranks_check
 from .._bootstrap.framed_socket import Check
-from .._bootstrap.join import World, world_from_environment
+from .._bootstrap.join import World, was_invited, world_from_environment
 from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
 from .._lifecycle.startup import join_and_begin
@@ -91,7 +91,8 @@ def init(
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:
     parts = comm = None
     try:
-        parts = join_and_begin(world, rank, settings, timeout_s, check=check)
+        invited = was_invited(world, rank)
+        parts = join_and_begin(world, rank, settings, timeout_s, check=check, is_invited=invited)
         comm = Comm(*parts, epoch=world.epoch)
         if world.epoch > 0:  # made by `grow`
             comm._confirm_start(timeout_s, True)

@@ -307,6 +307,15 @@ def with_interface(address: str, interface: str) -> str:
     return _LINK_LOCAL.sub(lambda found: f"{found[1]}%{interface}", address)
 
 
+def is_numeric(host: str) -> bool:
+    """Return whether a host is given by its address, and not by a name."""
+    import ipaddress  # here, since few programs need it
+
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
 def _is_host(text: str) -> bool:
     if ":" not in text:
         return re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) is not None

@@ -8,14 +8,16 @@ learn the result in a barrier of the larger communicator.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from .._arguments import integer
-from .._bootstrap.join import World, check_nprocs
+from .._bootstrap.join import World, check_nprocs, listen
 from .._config.settings import parse_address
 from .._system.deadline import Deadline
 from ..errors import Error, RankFailed, agreed
@@ -43,10 +45,23 @@ class Wanted(NamedTuple):
 
 
 class _Meeting(NamedTuple):
-    """Rank 0's world, and its listener if it has one already."""
+    """Rank 0's world, and its listener."""
 
     world: World
-    listener: socket.socket | None
+    listener: socket.socket
+
+
+# If invite forks, the new rank has a copy of the listener. The copy would keep the meeting open after rank 0
+# has given up, so it is closed in the child.
+_listeners: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_listeners() -> None:
+    for listener in list(_listeners):
+        listener.close()
+
+
+os.register_at_fork(after_in_child=_close_listeners)
 
 
 def check_arguments(count: SupportsIndex, address: str | None, size: int) -> int:
@@ -124,7 +139,7 @@ def grow(
             parts.abandon()
         raise
     finally:
-        if meeting is not None and meeting.listener is not None:
+        if meeting is not None:
             meeting.listener.close()
 
 
@@ -157,10 +172,16 @@ def _with_reasons(error: Exception | None, failures: list[str | None], rank: int
 def _meeting(
     size: int, key: bytes, internode: InterNodeLinks | None, settings: Settings, wanted: Wanted
 ) -> _Meeting:
-    listener, world_id, address = None, secrets.token_hex(16), wanted.address
-    if internode is not None and address is None:
+    """Listen for the other ranks, before any is invited: a new rank that finds no listener is too late."""
+    nprocs = size + wanted.nranks
+    if internode is not None and wanted.address is None:
         listener, (world_id, address) = internode.listen(settings.ports)
-    return _Meeting(World(world_id, key, size + wanted.nranks, address, wanted.epoch), listener)
+        world = World(world_id, key, nprocs, address, wanted.epoch)
+    else:
+        world = World(secrets.token_hex(16), key, nprocs, wanted.address, wanted.epoch)
+        listener = listen(world)
+    _listeners.add(listener)
+    return _Meeting(world, listener)
 
 
 def _world_of(

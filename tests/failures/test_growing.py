@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Died, Ranks, free_port, interrupted, until_there
+from ranks import FORK, Died, Ranks, free_port, interrupted, raised, until_there
 from waiting import counted_s
 
 import shmring
@@ -245,6 +245,68 @@ def test_an_invitation_that_fails_harms_nothing(tmp_path):
         new.begin(come_and_work, tmp_path / "world", 0)
         assert ranks(cannot_invite, tmp_path / "world") == [(0, 3, 1, 1), (1, 3, 1, 1)]
         assert new.answers() == [(2, 3, 1, 1)]
+
+
+def fail_after_an_invitation(comm, path, address):
+    """Fail after the invitation of the first of two new ranks."""
+    write = write_to(path)
+
+    def invite(world, rank):
+        if rank > comm.size:
+            raise KeyError("no room")
+        write(world, rank)
+
+    with pytest.raises(KeyError if comm.rank == 0 else shmring.Error, match="no room"):
+        comm.grow(2, invite, address=address)
+    check_works(comm, tuple(range(comm.size)))
+    path.with_name(f"{comm.rank}.over").touch()
+
+
+def come_to_a_failure(_, path, is_late, node):
+    if is_late:
+        until_there(path.with_name("0.over"))
+    with pytest.raises(shmring.RankFailed, match="rank 0 does not wait|rank 0 ended") as caught:
+        come(None, path, 1, node)
+    return caught.value.rank
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("nodes", "has_address"), [(None, False), (None, True), ([0, 1], False), ([0, 1], True)]
+)
+def test_a_new_rank_does_not_wait_for_a_meeting_that_has_failed(tmp_path, nodes, has_address, is_late):
+    address = f"127.0.0.1:{free_port()}" if has_address else None
+    with Ranks(2, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_to_a_failure, tmp_path / "world", is_late, nodes and 1)
+        ranks(fail_after_an_invitation, tmp_path / "world", address)
+        assert new.answers() == [0]
+
+
+def tell_how_it_ended(world, rank, pipe):
+    pipe.send(raised(shmring.init, world, rank, timeout=LONG_S))
+
+
+def fail_after_a_fork(comm):
+    """Fail after a new rank has been forked, which inherits what this rank has open."""
+    pipe, end = FORK.Pipe()
+
+    def invite(world, rank):
+        child = FORK.Process(target=tell_how_it_ended, args=(world, rank, end))
+        child.start()
+        raise KeyError("no room")
+
+    with pytest.raises(KeyError if comm.rank == 0 else shmring.Error, match="no room"):
+        comm.grow(1, invite)
+    check_works(comm, tuple(range(comm.size)))
+    return pipe.recv() if comm.rank == 0 else None
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 1]], ids=str)
+def test_a_forked_rank_does_not_keep_the_meeting_open(nodes):
+    with Ranks(2, nodes=nodes) as ranks:
+        how, _ = ranks.meet()(fail_after_a_fork)
+    assert how.startswith(("RankFailed: rank 0 does not wait", "RankFailed: rank 0 ended")), how
 
 
 SETTINGS = {"linger_s": 0.001, "timeout_s": 7.0, "wire": "bf16"}
