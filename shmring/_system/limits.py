@@ -129,10 +129,16 @@ def explain(error: OSError, doing: str, wanted_nbytes: int | None = None) -> Err
 
 def start_thread(thread: threading.Thread) -> None:
     """Start the thread, or raise the Error that names the limit."""
+    raised: BaseException | None = None
     try:
         thread.start()
-    except RuntimeError as error:  # Python gives no further reason
-        raise explain_thread(error, thread.name) from error
+    except (RuntimeError, KeyError) as error:
+        if isinstance(error, RuntimeError) and "new thread" in str(error):  # Python gives no further reason
+            raise explain_thread(error, thread.name) from error
+        # A signal handler has raised in start(), whose own handling of the exception has then failed.
+        raised = error.__context__ or error
+    if raised is not None:
+        raise raised
 
 
 def explain_thread(error: RuntimeError, name: str) -> Error:

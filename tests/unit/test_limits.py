@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 
 import pytest
 
@@ -210,3 +211,19 @@ def test_errors_of_python_itself_keep_their_text():
     assert str(path) == "starting rank 0 failed: AF_UNIX path too long"
     thread = limits.explain_thread(RuntimeError("can't create new thread at interpreter shutdown"), "worker")
     assert str(thread).endswith("worker failed: can't create new thread at interpreter shutdown")
+
+
+@pytest.mark.parametrize("second", [KeyError("thread"), RuntimeError("cannot notify on un-acquired lock")])
+def test_an_exception_of_a_signal_handler_while_a_thread_starts_stays_what_it_is(second):
+    """Thread.start() itself raises another one, if the new thread has already begun."""
+
+    class Interrupted(threading.Thread):
+        def start(self):
+            try:
+                raise ValueError("of a signal handler")
+            except ValueError:
+                raise second  # noqa: B904  as in threading.py
+
+    with pytest.raises(ValueError, match="of a signal handler") as caught:
+        limits.start_thread(Interrupted())
+    assert caught.value.__context__ is None
