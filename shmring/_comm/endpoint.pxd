@@ -63,7 +63,7 @@ cdef class Endpoint:
     cdef int enlist(self) except -1
     cdef bint has_progress_thread(self) noexcept
     cdef void drop(self, UnexpectedMessage *unexpected) noexcept
-    cdef void discard_dropped(self) noexcept
+    cdef int discard_dropped(self) except -1
     cdef int open_messages(self) except -1
     cdef void find_peers(self) noexcept
     cdef void stage_sends(self) noexcept

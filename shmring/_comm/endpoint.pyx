@@ -43,7 +43,7 @@ from .._p2p.matching cimport (
 from .._p2p.message_path cimport is_streamed
 from .._p2p.messages cimport (
     ANY, COMPLETE, DAMAGED, NEEDS_ROOM, NO_FAILURE, OTHER_ITEMS, POSTED, UNMATCHED, WITHDRAWN, Matching, Message, Peer,
-    UnexpectedMessage, Wait, frame_tag, least_offered,
+    UnexpectedMessage, Wait, frame_tag, has_work, least_offered,
 )
 from .._transport.channel cimport sr_channel_probe, sr_channels_poll_abort
 
@@ -365,13 +365,13 @@ cdef class Endpoint:
             raise
         if self.is_enlisted:
             self.acquire_stepper()
-        if self.dropped != NULL:
+        if self.dropped != NULL or self.matching.ndiscarded > 0:
             self.discard_dropped()
         self.matching.begun_ns = sr_now_ns() if self.engine.g.p2p_trace != NULL else 0
         return 0
 
     cdef void end(self) noexcept:
-        cdef bint has_pending = self.matching.npending > 0
+        cdef bint has_pending = has_work(&self.matching)
         cdef bint has_completed = self.matching.completed != NULL
         self.is_messaging = False
         if self.is_enlisted:
@@ -413,7 +413,7 @@ cdef class Endpoint:
             return
         if not sr_flag_take(&m.stepper, BACKGROUND):
             return
-        if m.npending > 0 and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
+        if has_work(m) and sr_flag_load(&m.g.header.abort) == SR_NO_ABORT:
             with nogil:
                 m.lacks_memory = not self.advance_quietly()   # a call that waits meets the error again and raises it
         sr_flag_release(&m.stepper)
@@ -457,12 +457,22 @@ cdef class Endpoint:
         unexpected.next_dropped = self.dropped
         self.dropped = unexpected
 
-    cdef void discard_dropped(self) noexcept:
+    # The progress thread takes the rest of a message that has not arrived: this rank may make no other call.
+    cdef int discard_dropped(self) except -1:
         cdef UnexpectedMessage *unexpected = self.dropped
         while unexpected != NULL:
             self.dropped = unexpected.next_dropped
             discard_unexpected(&self.matching, unexpected)
             unexpected = self.dropped
+        if self.matching.ndiscarded > 0 and not self.is_enlisted:
+            try:
+                self.enlist()
+            except Error:   # the process may start no thread: this rank's next calls on messages take the rest
+                pass
+            except BaseException:
+                self.end()
+                raise
+        return 0
 
     cdef int open_messages(self) except -1:
         cdef Matching *m = &self.matching

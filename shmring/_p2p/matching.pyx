@@ -38,7 +38,7 @@ from .._transport.channel cimport (
 from .messages cimport (
     ANY, COMPLETE, CONTEXT_SHIFT, DAMAGED, LOCAL_PEERS, MOVING, NEEDS_ROOM, NOT_OFFERED, NO_FAILURE, NO_OFFER, OFFERED,
     OTHER_ITEMS, REMOTE_PEERS, STAGED, TOO_LONG, TO_BE_READ, UNMATCHED, Failure, Matching, Message, Peer,
-    UnexpectedMessage, Wait, frame_tag, is_probe_for,
+    UnexpectedMessage, Wait, frame_tag, has_work, is_probe_for,
 )
 from .message_path cimport USUAL_PIECE_NBYTES, begin_send, measure_distance, note_send, set_first_distance, way_out
 from .offers cimport push_offer, step_offer
@@ -273,13 +273,15 @@ cdef void free_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
     free(unexpected)
 
 
-# Discard a message that a matched probe took and that is not received.
+# Discard a message that a matched probe took and that is not received. Its sender waits until all bytes are taken.
 cdef void discard_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept nogil:
     cdef Peer *p = &m.peer[unexpected.source]
     give_receipt_of(m, unexpected)
     if p.unexpected == unexpected:
         p.unexpected = NULL
         discard_incoming(m, p)
+        p.discards = True
+        m.ndiscarded += 1
     free_unexpected(m, unexpected)
 
 
@@ -566,6 +568,9 @@ cdef void finish_incoming(Matching *m, Peer *p) noexcept nogil:
         p.unexpected.whole = True
         if p.unexpected.wanted_by != NULL:
             deliver_unexpected(m, p.unexpected)
+    elif p.discards:
+        p.discards = False
+        m.ndiscarded -= 1
     p.receiver = NULL
     p.unexpected = NULL
 
@@ -949,9 +954,9 @@ cdef int poll_messages(Pollable *e, sr_waitset *waitset) noexcept nogil:
             return IDLE
     if m.npending == 0 and m.completed != NULL:
         found = REAPABLE
-    elif m.npending == 0 or m.lacks_memory or sr_flag_load(&m.g.header.abort) != SR_NO_ABORT:
+    elif not has_work(m) or m.lacks_memory or sr_flag_load(&m.g.header.abort) != SR_NO_ABORT:
         found = IDLE
-        if now < m.watched_until_ns and m.npending == 0:
+        if now < m.watched_until_ns and not has_work(m):
             found = WAITING
         else:
             sr_flag_swap(&m.resting, 1)

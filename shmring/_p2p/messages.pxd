@@ -143,6 +143,7 @@ cdef struct Peer:
     uint64_t block
     Message *receiver        # the receive that gets the message, ...
     UnexpectedMessage *unexpected   # ... or the memory that keeps it; both NULL: the message is discarded
+    bint discards            # ... since nothing refers any more to the matched probe that took it
     uint64_t probed_ns       # time of the last poll that checked whether the connection is cut
 
 
@@ -175,6 +176,7 @@ cdef struct Matching:
     UnexpectedMessage *last_unexpected
     Message *completed       # complete messages that have an owner
     int npending             # incomplete messages that have an owner
+    int ndiscarded           # number of peers whose `discards` is set
     uint64_t begun_ns        # start of the current call, while calls are traced
     int unmatched_source
 
@@ -186,6 +188,11 @@ cdef struct Wait:
     uint64_t poll_ns          # time of the next poll of peers and the deadline
     uint64_t signal_ns
     int culprit               # rank whose end or lateness ends the wait
+
+
+# True if messages have to advance while this rank makes no call.
+cdef inline bint has_work(const Matching *m) noexcept nogil:
+    return m.npending > 0 or m.ndiscarded > 0
 
 
 # True if the message at hand matches a receive that then leaves the message where it is.

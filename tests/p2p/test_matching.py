@@ -383,6 +383,23 @@ def test_a_taken_message_that_is_dropped_is_discarded(world_of, count):
     world_of(2, SHMRING_MESSAGE_RING=TINY)(drop_messages, count)
 
 
+def drop_a_message_and_receive_no_more(comm):
+    """Its sender waits for nothing else of this rank."""
+    if comm.rank == 0:
+        comm.send(np.ones(100_000), 1)
+    else:
+        taken = comm.mprobe(0)
+        del taken
+        assert comm.iprobe() is None
+    comm.barrier()
+
+
+def test_the_rest_of_a_dropped_message_needs_no_other_call(world_of):
+    ranks = world_of(2, SHMRING_MESSAGE_RING=TINY, SHMRING_SINGLE_COPY="off")
+    for _ in range(2):  # the first time the progress thread knows nothing of messages yet
+        ranks(drop_a_message_and_receive_no_more)
+
+
 def interrupt_the_receive_of_a_taken_message(comm):
     """Its object keeps a message whose receive was interrupted."""
     x = np.zeros(100_000)
