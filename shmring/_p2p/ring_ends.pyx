@@ -167,10 +167,14 @@ cdef class RingEnds:
             raise Closed(self.closed_because)
         if self.is_putting:
             raise RuntimeError("another thread is putting into this ring; it takes one at a time")
-        if not self.puts:
-            self.take_side(SR_PRODUCER)
-        self.check_readers()
-        self.is_putting = True
+        self.is_putting = True   # before any code that may run Python: another thread may put or close meanwhile
+        try:
+            if not self.puts:
+                self.take_side(SR_PRODUCER)
+            self.check_readers()
+        except BaseException:
+            self.is_putting = False
+            raise
         return 0
 
     cdef int put_array(self, object given, bint block, uint64_t *deadline) except -1:
@@ -404,9 +408,13 @@ cdef class RingEnds:
             raise Closed(self.closed_because)
         if self.is_getting:
             raise RuntimeError("another thread is getting from this ring; it serves one at a time")
-        if not self.gets:
-            self.take_side(SR_CONSUMER)
-        self.is_getting = True
+        self.is_getting = True   # as in begin_put
+        try:
+            if not self.gets:
+                self.take_side(SR_CONSUMER)
+        except BaseException:
+            self.is_getting = False
+            raise
         return 0
 
     # Allocate the destination of the next message. Return False if no message has come yet.

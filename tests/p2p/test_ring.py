@@ -2,6 +2,7 @@
 closes, dies, never comes, or is interrupted."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import queue
@@ -599,6 +600,31 @@ def test_an_exception_in_the_first_call_leaves_the_side_usable(side, monkeypatch
                 ring.get() if side == "get" else ring.put(b"first")
         ring.put(b"next", ENOUGH_S)
         assert ring.get(ENOUGH_S) == b"next"
+
+
+@pytest.mark.parametrize("make", [shmring.Ring, functools.partial(shmring.Broadcast, readers=1)])
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_nothing_comes_between_in_the_first_call(make, side, monkeypatch):
+    """Python code runs before this process owns the side: a signal handler, or another thread."""
+
+    def interrupted(ring):
+        if not refused:
+            for call in (lambda: ring.put(b"other") if side == "put" else ring.get(0), ring.close):
+                with pytest.raises(RuntimeError, match="another thread"):
+                    call()
+                refused.append(call)
+        return come(ring)
+
+    with make(TINY) as ring:
+        come, refused = type(ring)._come, []
+        if side == "get":
+            ring.put(b"first")
+        monkeypatch.setattr(type(ring), "_come", interrupted)
+        if side == "put":
+            ring.put(b"first", ENOUGH_S)
+            assert len(refused) == 2
+        assert ring.get(ENOUGH_S) == b"first"
+        assert len(refused) == 2
 
 
 def get_until_it_raises(ring, timeout=None):
