@@ -126,8 +126,8 @@ class Broadcast(RingBase):
 
         Raises
         ------
-        Timeout, Closed, RankFailed
-            As `get`.
+        Timeout, Closed, RankFailed, MemoryError
+            As `get`. After a Ctrl-C or a MemoryError while the item is unpickled, it stays for the next call.
         """
         return self._get_object(timeout, block)
 

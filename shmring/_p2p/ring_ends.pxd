@@ -55,6 +55,7 @@ cdef class RingEnds:
     cdef int void_message(self, sr_outgoing *message) except -1
     cdef int send_cut(self, uint64_t *deadline) except -1
     cdef object next_item(self, object timeout, bint block, object out, bint takes_objects)
+    cdef object unpickled(self, object item)
     cdef int release_given(self) except -1
     cdef object new_array(self, bint is_fortran)
     cdef int begin_get(self) except -1

@@ -372,13 +372,27 @@ cdef class RingEnds:
                     self.next_number += 1
                     raise MemoryError("an item is lost: a get(out=...) failed, and no memory was left for its part")
                 item = self.deliver(out, takes_objects)
+                if self.item_kind == OBJECT:
+                    item = self.unpickled(item)
                 self.next_number += 1
-                return unpack(item) if self.item_kind == OBJECT else item
+                return item
         except BaseException:
             self.release_given()
             raise
         finally:
             self.is_getting = False
+
+    # Return the object of an item. If it cannot be unpickled it is lost, so that it is not in the way. After an
+    # interrupt, or a lack of memory, it stays for the next call.
+    cdef object unpickled(self, object item):
+        try:
+            return unpack(item)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, MemoryError):
+                self.next_number += 1
+            else:
+                self.item = item
+            raise
 
     # After an exception the caller's array is the caller's again: continue the item in a new array. Without memory for
     # that the rest of the item is discarded, and the next call raises MemoryError.

@@ -204,6 +204,33 @@ class Spoilt:
         return divmod, (1, 0)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_object_whose_unpickling_is_interrupted_stays(error):
+    Interrupted.by = error
+    with shmring.Broadcast(readers=1) as ring:
+        for obj in ("first", Interrupted(), "last"):
+            ring.put_object(obj)
+        assert ring.get_object() == "first"
+        with pytest.raises(error):
+            ring.get_object()
+        with pytest.raises(ValueError, match="get_object"):
+            ring.get()
+        assert isinstance(ring.get_object(), Interrupted)
+        assert ring.get_object() == "last"
+
+
+class Interrupted:
+    by = None
+
+    def __setstate__(self, _):
+        error, Interrupted.by = Interrupted.by, None
+        if error is not None:
+            raise error
+
+    def __getstate__(self):
+        return "some"
+
+
 def test_an_object_that_came_too_late_is_as_if_it_had_not_been():
     big = [np.arange(50_000), {"small": 1}]
     with shmring.Broadcast(4096, readers=1) as ring:
