@@ -149,11 +149,15 @@ cdef class Work(Issued):
             self.engine.check_open()   # raises in a forked child, where the call would never finish
         if self.notice_fd < 0:
             try:
-                self.notice_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             except OSError as error:
                 raise limits.explain(error, "creating the event descriptor of a call") from error
-            if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
-                os.eventfd_write(self.notice_fd, 1)
+            if self.notice_fd >= 0:   # another thread has created it meanwhile
+                close(fd)
+            else:
+                self.notice_fd = fd
+                if not sr_flag_take(&self.task.notify, self.notice_fd + 1):
+                    os.eventfd_write(self.notice_fd, 1)
         return self.notice_fd
 
     def __await__(self):

@@ -326,6 +326,35 @@ def test_a_work_can_be_selected_on(world_of):
     assert world_of(2)(select_on) == [(1, True, 2)] * 2
 
 
+def ask_twice_for_the_descriptor(comm):
+    """Another thread asks for it while this one creates it."""
+    eventfd, found = os.eventfd, []
+
+    def eventfd_late(*arguments):
+        os.eventfd = eventfd
+        found.append(work.fileno())
+        return eventfd(*arguments)
+
+    if comm.rank == 0:
+        before = descriptors()
+        work = comm.barrier(async_op=True)
+        os.eventfd = eventfd_late
+        found.append(work.fileno())
+        ready, _, _ = select.select([work], [], [], 0)
+        found += [len(ready), len(descriptors() - before)]
+    comm.sendrecv(b"", 1 - comm.rank, bytearray(0), 1 - comm.rank)  # rank 1 comes only now
+    if comm.rank == 0:
+        work.wait()
+    else:
+        comm.barrier()
+    return found
+
+
+def test_two_threads_ask_for_the_descriptor_of_a_work(world_of):
+    first, second, nready, ndescriptors = world_of(2)(ask_twice_for_the_descriptor)[0]
+    assert (first, nready, ndescriptors) == (second, 0, 1)
+
+
 def interrupt_a_wait(comm, interrupted_path):
     x = np.ones(1_000)
     if comm.rank == 0:
