@@ -4,6 +4,8 @@
 import inspect
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
@@ -14,7 +16,7 @@ from .._core.group cimport (
     Call, Group, fingerprint_of, is_folded, is_joined, is_sliced, is_split, may_be_read_in_place, takes,
 )
 from .._core.kernels cimport SR_AVG, SR_DTYPES, SR_F32, SR_SUM, SR_WIRE_NATIVE, sr_dtype_is_widened
-from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_staging_offset
+from .._core.segment cimport SR_PAYLOAD_NBYTES, sr_layout_staging_offset, sr_yield
 from .._core.timeouts cimport ns_of, timeout_ns_of, timeout_s_of
 from .._internode.context cimport inter_of
 from .._internode.reductions cimport residual_count
@@ -29,6 +31,7 @@ import numpy as np
 from .._arrays import shapes
 from .._core import kernels
 from .._diagnostics.flight_recorder import ALGORITHMS, DTYPES, KINDS, WIRES
+from .._engine.state import TAKEN
 from .._system import segments
 from ..errors import Closed, Mismatch
 
@@ -669,18 +672,30 @@ cdef class Collectives:
             self.allocate_staging()
         return 0
 
-    # Allocate the pages of this rank's staging buffer before it is first touched.
+    # Allocate the pages of this rank's staging buffer before it is first touched. Meanwhile no thread may close the
+    # communicator: other files could get the number of its descriptor. One thread allocates, since it frees the pages
+    # after an exception.
     cdef int allocate_staging(self) except -1:
         cdef const Group *g = &self.engine.g
-        if self.engine.closed_because is not None:
+        cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
+        if self.allocator == thread:   # a signal handler or a destructor makes this call
+            raise RuntimeError(TAKEN)
+        while self.allocator != 0 and self.engine.closed_because is None:
+            with nogil:
+                sr_yield()
+            PyErr_CheckSignals()
+        if self.engine.closed_because is not None or self.staging_ready:
             return 0   # run_call raises Closed
-        offset, nbytes = sr_layout_staging_offset(g.size, g.staging_nbytes, g.rank), g.staging_nbytes
+        self.allocator = thread
         try:
+            offset, nbytes = sr_layout_staging_offset(g.size, g.staging_nbytes, g.rank), g.staging_nbytes
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
             self.segment.populate(offset, nbytes)
         except BaseException as error:
             self.engine.abort_by_exception(error, True, False, b"allocating its staging buffer")
             raise
+        finally:
+            self.allocator = 0
         self.staging_ready = True
         return 0
 

@@ -17,5 +17,6 @@ cdef class Comm(Messages):
     cdef object abort_for_shrink(self)
     cdef object traced_alike(self, Comm group)
     cdef object report_untraced(self, object error)
+    cdef bint is_in_use(self) noexcept
     cdef int release_resources(self) except -1
     cdef int close_fd(self) except -1

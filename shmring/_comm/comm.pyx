@@ -845,7 +845,7 @@ cdef class Comm(Messages):
         """
         timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
         self.engine.check_idle()
-        if self.endpoint.is_messaging:
+        if self.is_in_use():
             raise RuntimeError(f"shrink() {MEANWHILE}")
         if self.is_unconfirmed:
             self.close()   # if others shrink, they need not wait for this rank
@@ -930,7 +930,7 @@ cdef class Comm(Messages):
             self.engine.refuse(GROW)
             raise
         self.engine.check_idle()
-        if self.endpoint.is_messaging:
+        if self.is_in_use():
             raise RuntimeError(f"grow() {MEANWHILE}")
         larger = self.engine.run_steps(IN_STEPS, self._grow, number, invite, address, timeout_s)
         self.close()
@@ -1004,7 +1004,7 @@ cdef class Comm(Messages):
         self.engine.finish_issued()
         if self.engine.closed_because is not None:   # by another thread
             return
-        if self.endpoint.is_messaging:
+        if self.is_in_use():
             raise RuntimeError(f"close() {MEANWHILE}")
         self.endpoint.stage_sends()
         try:
@@ -1013,6 +1013,10 @@ cdef class Comm(Messages):
             if self.engine.closed_because is not None:
                 self.endpoint.close_messages()
                 self.release_resources()
+
+    # True while a thread is in a call of messages, or allocates the staging buffer for another call.
+    cdef bint is_in_use(self) noexcept:
+        return self.endpoint.is_messaging or self.allocator != 0
 
     cdef int release_resources(self) except -1:
         self.engine.set_shared_arrays(None)

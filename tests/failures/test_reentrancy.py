@@ -18,6 +18,7 @@ from waiting import wait_until
 
 import shmring
 from shmring._arrays import allocator
+from shmring._system import segments
 
 BUSY = "thread"  # of every refusal
 
@@ -235,6 +236,31 @@ def test_a_handler_between_the_steps_of_a_call_is_refused_another(world_of, tmp_
     first, second = world_of(2)(handle_while_arrays_are_made, tmp_path / "handled")
     assert first == (2.0, [])
     assert second == (2.0, ["RuntimeError"] * 3)
+
+
+def interrupt_the_first_long_call(comm):
+    """It allocates the staging buffer; handlers of signals run meanwhile."""
+    allocate, refused = segments.allocate, []
+
+    def allocate_late(*arguments, **keywords):
+        segments.allocate = allocate
+        for call in (comm.close, comm.shrink, lambda: comm.all_reduce(np.ones(99))):
+            with pytest.raises(RuntimeError, match=BUSY) as caught:
+                call()
+            refused.append(caught.type)
+        allocate(*arguments, **keywords)
+
+    if comm.rank == 0:
+        segments.allocate = allocate_late
+    x = np.ones(999)
+    comm.all_reduce(x)
+    return float(x[0]), refused
+
+
+def test_nothing_comes_between_while_the_first_long_call_allocates(world_of):
+    first, second = world_of(2)(interrupt_the_first_long_call)
+    assert first == (2.0, [RuntimeError] * 3)
+    assert second == (2.0, [])
 
 
 # ---- the interpreter's end, and others ---------------------------------------------------------------------
