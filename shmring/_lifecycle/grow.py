@@ -8,12 +8,12 @@ learn the result in a barrier of the larger communicator.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import socket
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from .._arguments import integer
@@ -51,17 +51,21 @@ class _Meeting(NamedTuple):
     listener: socket.socket
 
 
-# If invite forks, the new rank has a copy of the listener. The copy would keep the meeting open after rank 0
-# has given up, so it is closed in the child.
-_listeners: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+@functools.cache
+def _listeners() -> weakref.WeakSet[socket.socket]:
+    """Return the set of rank 0's listeners, which are closed in forked children.
 
+    If invite forks, the new rank has a copy of the listener, which would keep the meeting open after rank 0
+    has given up.
+    """
+    listeners: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-def _close_listeners() -> None:
-    for listener in list(_listeners):
-        listener.close()
+    def close_all() -> None:
+        for listener in list(listeners):
+            listener.close()
 
-
-os.register_at_fork(after_in_child=_close_listeners)
+    os.register_at_fork(after_in_child=close_all)
+    return listeners
 
 
 def check_arguments(count: SupportsIndex, address: str | None, size: int) -> int:
@@ -125,7 +129,7 @@ def grow(
         # If a rank ends in that call, it may complete on some ranks and raise on others. So they agree once
         # more, in a way that no death divides.
         agreement = Agreement(OldRanks(engine, place, internode), timeout_s, _no_invitation)
-        if not agreement.all_go_on(partial(_has_ended, engine)):
+        if not agreement.all_go_on(functools.partial(_has_ended, engine)):
             raise_soon(engine.poll)
             # A living rank came too late. The agreement cannot be repeated, so this communicator ends.
             engine.abort("a rank was late while the larger communicator began")
@@ -180,7 +184,7 @@ def _meeting(
     else:
         world = World(secrets.token_hex(16), key, nprocs, wanted.address, wanted.epoch)
         listener = listen(world)
-    _listeners.add(listener)
+    _listeners().add(listener)
     return _Meeting(world, listener)
 
 
