@@ -55,6 +55,7 @@ cdef class Engine(State):
     cdef int begin_compound(self, int nesting) except -1
     cdef int end_compound(self, int outer, object error) except -1
     cdef int judge_compound_error(self, int outer, object error) except -1
+    cdef int await_death(self) except -1
     cdef int abort_for_rank_in(self, object error) except -1
     cdef int abort_for_remote(self, Call *c, int status) except -1
     cdef int poll_abort(self, object seq, bint beside=*) except -1

@@ -51,6 +51,7 @@ from ..errors import Closed, Error, RankFailed, Timeout, agreed
 
 
 cdef double GRACE_S = 0.15     # delay between the reports of ranks that know different amounts about a late call
+cdef double DEATH_S = 0.2      # busy CPUs may delay the end of a process for as long
 cdef double NOTIFIED_S = 1.0   # wait for a notification that was sent before a connection ended
 
 cdef enum:
@@ -368,7 +369,20 @@ cdef class Engine(State):
             agreed(error)
         if (outer == OUTSIDE and self.nbegun != self.nbegun_before and self.nbegun != self.nrefused
                 and not getattr(error, "shmring_agreed", False)):
+            if isinstance(error, RankFailed):
+                self.await_death()
             self.abort_by_exception(error)
+        return 0
+
+    # After a RankFailed of another communicator: if the rank has died, end this one by a RankFailed, too.
+    cdef int await_death(self) except -1:
+        cdef double until = sr_now_ns() * 1e-9 + DEATH_S
+        try:
+            while sr_now_ns() * 1e-9 < until:
+                self.poll()
+                time.sleep(0.005)
+        except BaseException:   # the RankFailed, or another exception, after which the caller ends the communicator
+            pass
         return 0
 
     def run_steps(self, int nesting, function, /, *arguments, bint begun=False, **keywords):

@@ -564,11 +564,17 @@ def test_a_begun_step_of_a_larger_call_ends_the_communicator(world_of):
     world_of(2)(raise_in_a_step_of_a_step)
 
 
+ALONE = {"lock": shmring.Timeout, "message": shmring.Truncated, "own": shmring.Closed}
+ALONE["other"] = shmring.RankFailed  # of a communicator that rank 1 has left
+
+
 def fail_alone(comm, kind):
     """Rank 0 gets an error of its own between two calls; rank 1 makes the second one."""
     table, other = comm.shared(1, locks=1), comm.dup()
     if comm.rank == 1:
         comm.send(np.zeros(2), 0)
+    if comm.rank == {"own": 0, "other": 1}.get(kind):
+        other.close()
     held = table.lock(0) if comm.rank == 1 and kind == "lock" else contextlib.nullcontext()
 
     def steps():
@@ -578,18 +584,15 @@ def fail_alone(comm, kind):
         elif comm.rank == 0 and kind == "message":
             comm.recv(np.zeros(1))
         elif comm.rank == 0:
-            other.close()
             other.barrier()
         comm.all_reduce(1)
 
-    with held:
-        expected = {"lock": shmring.Timeout, "message": shmring.Truncated, "other": shmring.Closed}[kind]
-        with pytest.raises(expected if comm.rank == 0 else shmring.Aborted):
-            comm.run_steps(steps)
+    with held, pytest.raises(ALONE[kind] if comm.rank == 0 else shmring.Aborted):
+        comm.run_steps(steps)
     comm.barrier()
 
 
-@pytest.mark.parametrize("kind", ["lock", "message", "other"])
+@pytest.mark.parametrize("kind", ALONE)
 def test_an_error_of_shmring_on_one_rank_alone_ends_a_larger_call(world_of, kind):
     errors = assert_all(world_of(2).outcomes(fail_alone, kind), shmring.Aborted)
     assert {error.rank for error in errors} == {0}
