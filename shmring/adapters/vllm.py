@@ -128,7 +128,8 @@ class TensorGroup:
             self.comm.all_reduce(memory)
         else:
             taken = self._taken()
-            _make(self.comm, taken, self.comm.all_reduce, taken.changed(input_))
+            memory = self._memory("all_reduce", taken.changed, input_)
+            _make(self.comm, taken, self.comm.all_reduce, memory)
         return input_
 
     def broadcast(self, tensor: Any, src: int = 0) -> Any:
@@ -152,7 +153,8 @@ class TensorGroup:
             As `Comm.broadcast`.
         """
         taken = self._taken()
-        given = taken.given(tensor) if self.comm.rank == src else taken.changed(tensor)
+        take = taken.given if self.comm.rank == src else taken.changed
+        given = self._memory("broadcast", take, tensor)
         _make(self.comm, taken, self.comm.broadcast, given, src)
         return tensor
 
@@ -177,8 +179,9 @@ class TensorGroup:
             For a dimension that the tensor lacks; as `Comm.all_gather`.
         """
         dim = _dimension(input_, dim, self.comm, "all_gather")
+        given = self._memory("all_gather", self._taken().given, input_)
         out = self._torch.empty((self.comm.size, *input_.shape), dtype=input_.dtype)
-        self.comm.all_gather(self._taken().given(input_), out=self._taken().changed(out))
+        self.comm.all_gather(given, out=self._taken().changed(out))
         return _joined(out, dim)
 
     def gather(self, input_: Any, dst: int = 0, dim: int = -1) -> Any:
@@ -204,7 +207,7 @@ class TensorGroup:
             As `all_gather`.
         """
         dim = _dimension(input_, dim, self.comm, "gather")
-        given = self._taken().given(input_)
+        given = self._memory("gather", self._taken().given, input_)
         if self.comm.rank != dst:
             self.comm.gather(given, dst)
             return None
@@ -238,15 +241,16 @@ class TensorGroup:
             return self.comm.run_steps(lambda: [self.all_gatherv(one, dim, sizes) for one in input_])
         if sizes is None:
             return self.all_gather(input_, dim)
-        if dim != 0 or len(sizes) != self.comm.size or input_.shape[0] != sizes[self.comm.rank]:
+        if dim != 0 or len(sizes) != self.comm.size or input_.shape[:1] != (sizes[self.comm.rank],):
             self.comm.refuse("all_gather")
             raise ValueError(
                 f"dim is {dim} and sizes is {list(sizes)}, on rank {self.comm.rank} of {self.comm.size} with "
                 f"a tensor of {list(input_.shape)}: dim must be 0, and sizes have each rank's length"
             )
+        given = self._memory("all_gather", self._taken().given, input_)
         out = self._torch.empty((sum(sizes), *input_.shape[1:]), dtype=input_.dtype)
         pieces = [self._bytes_of(self._taken().changed(piece)) for piece in out.split(list(sizes))]
-        self.comm.all_gather_v(self._bytes_of(self._taken().given(input_)), out=pieces)
+        self.comm.all_gather_v(self._bytes_of(given), out=pieces)
         return out
 
     def reduce_scatter(self, input_: Any, dim: int = -1) -> Any:
@@ -302,10 +306,11 @@ class TensorGroup:
         if len(lengths) != size or sum(lengths) != len(whole):
             self.comm.refuse("reduce_scatter")
             raise ValueError(f"the parts are {lengths} for {size} ranks; the dimension has {len(whole)}")
+        given = self._memory("reduce_scatter", self._taken().given, whole)
         parts = whole.split(lengths)
         if len(set(lengths)) == 1:
             out = self._torch.empty_like(parts[rank])
-            self.comm.reduce_scatter(self._taken().given(whole), out=self._taken().changed(out))
+            self.comm.reduce_scatter(given, out=self._taken().changed(out))
         else:
             out = parts[rank].clone()
             self.comm.run_steps(self._reduce_each, [*parts[:rank], out, *parts[rank + 1 :]])
@@ -416,6 +421,14 @@ class TensorGroup:
                 shape, dtype = described
                 found[key] = self.recv(shape, dtype, src)
         return found
+
+    def _memory(self, kind: Any, take: Callable[[Any], Any], tensor: Any) -> Any:
+        """Return take(tensor). If it raises, the ranks that make the call, of this kind, raise Mismatch."""
+        try:
+            return take(tensor)
+        except Exception:
+            self.comm.refuse(kind)
+            raise
 
     def _plain(self, tensor: Any) -> Any:
         """Return the values of a tensor of any layout as bytes in C order."""

@@ -199,6 +199,36 @@ def test_wrong_arguments_harm_nothing(world_of):
     assert world_of(2)(refuse_all) == [True] * 2
 
 
+WRONG = {  # a call that takes a tensor, and a tensor that this call refuses
+    "all_reduce": (lambda group, x: group.all_reduce(x), lambda x: x[:1].expand(6)),
+    "broadcast": (lambda group, x: group.broadcast(x), lambda x: x[:1].expand(6)),
+    "all_gather": (lambda group, x: group.all_gather(x), lambda x: x.to_sparse()),
+    "gather": (lambda group, x: group.gather(x), lambda x: x.to_sparse()),
+    "all_gatherv": (lambda group, x: group.all_gatherv(x, 0, [6] * 2), lambda x: x.to(torch.float8_e8m0fnu)),
+    "all_gatherv of no rows": (lambda group, x: group.all_gatherv(x, 0, [6] * 2), lambda x: x[0]),
+    "reduce_scatter": (lambda group, x: group.reduce_scatter(x), lambda x: x.to(torch.float8_e8m0fnu)),
+    "reduce_scatterv": (
+        lambda group, x: group.reduce_scatterv(x, 0, [2, 4]),
+        lambda x: x.to(torch.float8_e8m0fnu),
+    ),
+}
+
+
+def refuse_on_rank_1(comm, name):
+    call, spoil = WRONG[name]
+    x = torch.ones(6)
+    try:
+        call(adapter.TensorGroup(comm), spoil(x) if comm.rank == 1 else x)
+    except (shmring.Error, ValueError, TypeError) as error:
+        return isinstance(error, shmring.Mismatch)
+    return None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_tensor_that_one_rank_refuses_is_a_mismatch_elsewhere(world_of, name):
+    assert world_of(2, timeout_s=10)(refuse_on_rank_1, name) == [True, False]
+
+
 # ---- in vLLM ----------------------------------------------------------------------------------------------
 
 
