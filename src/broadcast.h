@@ -48,7 +48,7 @@ static inline void sr_broadcast_format(struct sr_broadcast *shared, uint64_t nby
     shared->magic = SR_BROADCAST_MAGIC;
 }
 
-/* Return whether memory of memory_nbytes is a broadcast ring whose sizes fit into it. The caller keeps copies of the
+/* Return whether memory of memory_nbytes is such a ring whose sizes fit into it. The caller keeps copies of the
    sizes and uses only these. */
 static inline bool sr_broadcast_is_valid(const struct sr_broadcast *shared, uint64_t memory_nbytes, uint64_t nbytes,
                                          uint64_t places)
@@ -85,17 +85,15 @@ static inline int sr_broadcast_take_place(struct sr_broadcast *shared, uint32_t 
     return -1;
 }
 
-/* Free a reader's place, or close it if it is for single use and has had an owner: the reader leaves, or another
-   process has found the owner dead. Nothing happens if the owner has changed. Wakes the writer, which may wait for this
+/* Free a reader's place, or close it if it is for single use: the reader leaves, or another process has found that the
+   owner is dead or will never come. Nothing happens if the owner has changed. Wakes the writer, which may wait for this
    reader. */
 static inline void sr_broadcast_leave(struct sr_broadcast *shared, uint32_t i, uint64_t owner)
 {
     struct sr_reader *reader = &shared->reader[i];
-    const uint32_t pid = sr_place_pid(owner);
-    const bool closes = shared->single_use && pid != 0;
+    const uint64_t left = shared->single_use ? sr_place_owner(sr_place_pid(owner), SR_PLACE_CLOSED) : SR_PLACE_FREE;
     sr_flag_set(&reader->place.start_time, 0);
-    if (sr_flag_replace_ordered(&reader->place.owner, owner,
-                                closes ? sr_place_owner(pid, SR_PLACE_CLOSED) : SR_PLACE_FREE)) {
+    if (sr_flag_replace_ordered(&reader->place.owner, owner, left)) {
         sr_flag_count(&shared->changes.value);
         sr_event_signal(&reader->event);
     }

@@ -164,7 +164,7 @@ cdef object joined(list pieces):
 
 cpdef object unpack(object frame):
     """Return the object of a frame. Its arrays are writable and use the frame's memory."""
-    if frame[0] == PROTOCOL_OPCODE:
+    if len(frame) > 0 and frame[0] == PROTOCOL_OPCODE:
         return loads(frame)
     return object_of(frame)
 

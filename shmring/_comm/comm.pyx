@@ -156,10 +156,12 @@ cdef class Comm(Messages):
 
         For code that wraps a communicator. An exception that the function raises after its first call, also a
         KeyboardInterrupt, ends the communicator. Every other rank then raises `Aborted`, instead of waiting for this
-        rank or making calls that do not match this rank's. An exception before the first call has no such effect.
-        Neither have refused arguments (`refuse`), errors that shmring raises on all ranks, such as the OutOfMemory of
-        `empty`, and others that all ranks raise, which `shmring.errors.agreed` marks. Errors that one rank raises alone
-        do end it, such as the Timeout of a lock, or an error of another communicator.
+        rank or making calls that do not match this rank's.
+
+        These exceptions have no such effect: one before the first call, refused arguments (`refuse`), errors that
+        shmring raises on all ranks, such as the OutOfMemory of `empty`, and errors marked by `shmring.errors.agreed`,
+        which all ranks raise. An error of one rank alone does end the communicator, such as the Timeout of a lock, or
+        an error of another communicator.
 
         Parameters
         ----------

@@ -281,7 +281,7 @@ cdef object members_of(FusedCollectives comm, object arrays, object out):
     return members
 
 
-# Describe a call except its addresses and lengths.
+# Fill a call except its addresses and lengths.
 cdef int fill_reduction_of(FusedCollectives comm, Call *c, int dtype, object op, object timeout,
                            object priority) except -1:
     memset(c, 0, sizeof(Call))

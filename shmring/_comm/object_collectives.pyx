@@ -20,7 +20,7 @@ from .._arrays import objects
 cnp.import_array()
 
 cdef enum:
-    LENGTH_NBYTES = 8        # a slot begins with the length of its frame
+    HEAD_OF_SLOT_NBYTES = 8  # a slot begins with the length of its frame
     # bench/peers: a broadcast of 256 bytes takes 0.16 us longer than one of 48 bytes; most small objects fit.
     SLOT_NBYTES = 256
 
@@ -31,7 +31,7 @@ cdef enum:
 # frame itself if it fits. Only for a longer frame there is a second call. All ranks see the same lengths.
 
 cdef bint fits_in_slot(uint64_t nbytes) noexcept:
-    return nbytes <= SLOT_NBYTES - LENGTH_NBYTES
+    return nbytes <= SLOT_NBYTES - HEAD_OF_SLOT_NBYTES
 
 
 cdef uint64_t nbytes_in(cnp.ndarray slot) noexcept:
@@ -41,7 +41,7 @@ cdef uint64_t nbytes_in(cnp.ndarray slot) noexcept:
 # Return a copy of the frame in a slot.
 cdef object frame_at(const char *slot):
     cdef uint64_t nbytes = (<const uint64_t *> slot)[0]
-    cdef const char *data = slot + LENGTH_NBYTES
+    cdef const char *data = slot + HEAD_OF_SLOT_NBYTES
     if <unsigned char> data[0] == PROTOCOL_OPCODE:
         return PyBytes_FromStringAndSize(data, nbytes)
     frame = np.empty(nbytes, np.uint8)
@@ -68,7 +68,7 @@ cdef class Slots:
         cdef uint64_t nbytes = PyBytes_GET_SIZE(frame) if is_pickle else cnp.PyArray_SIZE(<cnp.ndarray> frame)
         (<uint64_t *> slot)[0] = nbytes
         if fits_in_slot(nbytes):
-            memcpy(slot + LENGTH_NBYTES,
+            memcpy(slot + HEAD_OF_SLOT_NBYTES,
                    PyBytes_AS_STRING(frame) if is_pickle else <char *> cnp.PyArray_DATA(<cnp.ndarray> frame), nbytes)
 
     # Return the length of the longest frame of all ranks.

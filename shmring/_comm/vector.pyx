@@ -330,7 +330,7 @@ cdef object issue_vector(Collectives comm, Call *counts, Call *c, _Parts parts, 
     return second
 
 
-# Describe everything that does not depend on the other ranks' counts.
+# Fill in everything that does not depend on the other ranks' counts.
 cdef int fill_given(Collectives comm, Call *c, _Parts parts, object x, object out, object like) except -1:
     cdef int taker = 0, size = parts.size
     if not is_split(c):
@@ -349,14 +349,14 @@ cdef int fill_given(Collectives comm, Call *c, _Parts parts, object x, object ou
         parts.like = as_array(out if like is None else like, what, -1)
         set_items_like(c, parts, parts.hold(parts.room(0), False, what, -1))
     if out is not None:
-        fill_out(c, parts, out)
+        fill_outs(c, parts, out)
     announce(comm, c, parts, out is not None)
     c.given, c.taken = parts.given, parts.taken
     c.fingerprint = fingerprint_of(c) ^ <uint64_t> signature_of(parts.like) << 32
     return 0
 
 
-# Describe the array that goes to the ranks from `first` to before `last`.
+# Fill in the array that goes to the ranks from `first` to before `last`.
 cdef int give(Call *c, _Parts parts, object x, str what, int index, int first, int last) except -1:
     cdef Operand *operand = parts.hold(x, False, what, index)
     cdef cnp.ndarray array = as_array(x, what, index)
@@ -388,7 +388,7 @@ cdef int set_items_like(Call *c, _Parts parts, Operand *operand) except -1:
     return 0
 
 
-cdef int fill_out(Call *c, _Parts parts, object out) except -1:
+cdef int fill_outs(Call *c, _Parts parts, object out) except -1:
     cdef Operand *operand
     cdef int giver = c.root if c.kind == SCATTER else 0
     arrays = [out] if c.kind == SCATTER else shapes.list_for(out, parts.size, "out")
@@ -424,7 +424,7 @@ cdef int announce(Collectives comm, Call *c, _Parts parts, bint has_out) except 
     return 0
 
 
-# Describe the first call, which exchanges the announcements.
+# Fill the first call, which exchanges the announcements.
 cdef int fill_counts(Collectives comm, Call *counts, Call *c, _Parts parts) except -1:
     counts[0] = c[0]
     counts.kind = ALL_GATHER

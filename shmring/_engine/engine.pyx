@@ -47,7 +47,7 @@ from .wait cimport BRIEF_NBYTES, step_to_end, try_briefly
 from . import state
 from .._diagnostics import failures
 from .._system import procfs
-from ..errors import Closed, Error, RankFailed, Timeout, agreed
+from ..errors import Closed, Error, RankFailed, Timeout
 
 
 cdef double GRACE_S = 0.15     # delay between the reports of ranks that know different amounts about a late call
@@ -366,9 +366,9 @@ cdef class Engine(State):
     cdef int judge_compound_error(self, int outer, object error) except -1:
         if (self.compound != STEPS and isinstance(error, Error)
                 and sr_flag_load(&self.g.header.abort) == SR_NO_ABORT):
-            agreed(error)
+            error.shmring_agreed = id(self)   # a compound call of another communicator may be around this one
         if (outer == OUTSIDE and self.nbegun != self.nbegun_before and self.nbegun != self.nrefused
-                and not getattr(error, "shmring_agreed", False)):
+                and getattr(error, "shmring_agreed", None) not in (True, id(self))):
             if isinstance(error, RankFailed):
                 self.await_death()
             self.abort_by_exception(error)

@@ -275,7 +275,7 @@ class RingBase(RingEnds):
         if is_writer:
             if cause := self._last_death:
                 return RankFailed(f"no process gets from this ring any more: {cause}", cause=cause)
-            return Closed("no process gets from this ring any more: all have closed it")
+            return Closed("no process gets from this ring any more: the last one has closed it")
         if self._is_aborted():
             return Aborted("the process that puts into this ring gave up: an exception left its `with` block")
         return Closed("the process that puts into this ring has closed it")

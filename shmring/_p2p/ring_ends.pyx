@@ -857,6 +857,8 @@ cdef class RingEnds:
         if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
             self.checked_ns[side] = now
             self.check_awaited(side, room_nbytes, 0)
+            if side == SR_PRODUCER and not self.is_ready(side, room_nbytes) and self.is_closed_there(side):
+                raise self._error_of_close(True)   # the last reader has just been found dead
         return 0
 
     cdef int stop_watching(self, int side) except -1:

@@ -135,10 +135,19 @@ def start_thread(thread: threading.Thread) -> None:
     except (RuntimeError, KeyError) as error:
         if isinstance(error, RuntimeError) and "new thread" in str(error):  # Python gives no further reason
             raise explain_thread(error, thread.name) from error
-        # A signal handler has raised in start(), whose own handling of the exception has then failed.
-        raised = error.__context__ or error
+        raised = error
+        if error.__context__ is not None and _comes_from_threading(error):
+            raised = error.__context__  # of a signal handler in start(), which then failed itself
     if raised is not None:
         raise raised
+
+
+def _comes_from_threading(error: BaseException) -> bool:
+    """Return whether a line of the module threading has raised the exception."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_globals.get("__name__") == threading.__name__
 
 
 def explain_thread(error: RuntimeError, name: str) -> Error:

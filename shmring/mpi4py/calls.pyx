@@ -148,8 +148,9 @@ cpdef int end_after(Context context, object error, bint beside) except -1:
     An error of the program, as of an object that cannot be unpickled, has no such effect: it comes again if the call is
     repeated. beside: this thread may not be that of the collectives.
     """
-    if context is not None and (not isinstance(error, Exception) or isinstance(error, MemoryError)):
-        context.opened().engine.abort_by_exception(error, False, beside)
+    if (context is not None and context.own_comm is not None
+            and (not isinstance(error, Exception) or isinstance(error, MemoryError))):
+        context.own_comm.engine.abort_by_exception(error, False, beside)
     return 0
 
 

@@ -103,7 +103,7 @@ class Synchronisation:
                 window.channel().Recv(_NOTHING, rank, _POSTED)
                 epochs.ready.add(rank)
         epochs.started, epochs.is_fenced = ranks, False
-        epochs.ready.clear()
+        epochs.ready.difference_update(ranks)
 
     @reports
     def Complete(self) -> None:

@@ -566,11 +566,12 @@ def test_a_begun_step_of_a_larger_call_ends_the_communicator(world_of):
 
 ALONE = {"lock": shmring.Timeout, "message": shmring.Truncated, "own": shmring.Closed}
 ALONE["other"] = shmring.RankFailed  # of a communicator that rank 1 has left
+ALONE["group"] = shmring.OutOfMemory  # on all ranks of a group that rank 1 is not in
 
 
 def fail_alone(comm, kind):
     """Rank 0 gets an error of its own between two calls; rank 1 makes the second one."""
-    table, other = comm.shared(1, locks=1), comm.dup()
+    table, other, group = comm.shared(1, locks=1), comm.dup(), comm.split(comm.rank)
     if comm.rank == 1:
         comm.send(np.zeros(2), 0)
     if comm.rank == {"own": 0, "other": 1}.get(kind):
@@ -583,6 +584,8 @@ def fail_alone(comm, kind):
             table.lock(0, timeout=0.01).__enter__()
         elif comm.rank == 0 and kind == "message":
             comm.recv(np.zeros(1))
+        elif comm.rank == 0 and kind == "group":
+            group.empty(1 << 60)
         elif comm.rank == 0:
             other.barrier()
         comm.all_reduce(1)

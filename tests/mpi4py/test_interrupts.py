@@ -238,15 +238,16 @@ else:
     message.Recv(room)
     assert not message and room.tolist() == [7.0] * 3
 
-# `Start` goes on where it was interrupted.
+# `Start` goes on where it was interrupted, also for other ranks in between.
 win = MPI.Win.Allocate(8, comm=world)
 group = world.Get_group()
 if rank == 1:
     win.Post(group.Incl([1]))
     assert interrupted(win.Start, group.Incl([1, 0]))
     world.Send(x, 0)
-    win.Start(group.Incl([1, 0]))
-    win.Complete()
+    for posted in ([0], [1]):
+        win.Start(group.Incl(posted))
+        win.Complete()
     win.Wait()
 else:
     world.Recv(y)

@@ -298,7 +298,7 @@ def little_memory():
 
 
 def test_an_item_is_lost_with_an_error_if_a_failed_get_has_no_memory_for_its_part():
-    items = np.ones(24 << 20, "u1"), b"next"
+    items = np.ones(64 << 20, "u1"), b"next"
     with stopped_within("ring", *items, nbytes=1 << 16, during=little_memory) as (ring, go_on, _):
         go_on()
         with pytest.raises(MemoryError, match="lost"):
@@ -517,6 +517,26 @@ def test_a_put_whose_getter_ends_says_so(how, nbytes):
         with pytest.raises(shmring.RankFailed if how == "kill" else shmring.Closed):
             put_until_it_raises(ring, bytes(nbytes))
         child.join()
+
+
+def get_and_sleep(ring):
+    ring.get()
+    time.sleep(60)
+
+
+def test_a_put_without_waiting_says_that_the_getter_has_died():
+    with shmring.Ring(TINY) as ring:
+        child = FORK.Process(target=get_and_sleep, args=(ring,))
+        child.start()
+        ring.put(bytes(2 * TINY))  # which the child has begun to get
+        with contextlib.suppress(queue.Full):
+            while True:
+                ring.put(bytes(100), block=False)
+        child.kill()
+        child.join()
+        time.sleep(0.15)  # more than POLL_NS of ring_frames.pxd: it looks again
+        with pytest.raises(shmring.RankFailed, match=str(child.pid)):
+            ring.put(bytes(100), block=False)
 
 
 def put_for_ever(ring):

@@ -213,17 +213,33 @@ def test_errors_of_python_itself_keep_their_text():
     assert str(thread).endswith("worker failed: can't create new thread at interpreter shutdown")
 
 
-@pytest.mark.parametrize("second", [KeyError("thread"), RuntimeError("cannot notify on un-acquired lock")])
+START = """
+def start(self):
+    try:
+        raise ValueError("of a signal handler")
+    except ValueError:
+        raise second
+"""
+
+
+def thread_whose_start_raises(second, module):
+    """Return a thread that raises as Thread.start() does if the new thread has already begun."""
+    names = {"__name__": module, "second": second}
+    exec(START, names)
+    return type("Interrupted", (threading.Thread,), {"start": names["start"]})()
+
+
+SECOND = [KeyError, RuntimeError]
+
+
+@pytest.mark.parametrize("second", SECOND)
 def test_an_exception_of_a_signal_handler_while_a_thread_starts_stays_what_it_is(second):
-    """Thread.start() itself raises another one, if the new thread has already begun."""
-
-    class Interrupted(threading.Thread):
-        def start(self):
-            try:
-                raise ValueError("of a signal handler")
-            except ValueError:
-                raise second  # noqa: B904  as in threading.py
-
     with pytest.raises(ValueError, match="of a signal handler") as caught:
-        limits.start_thread(Interrupted())
+        limits.start_thread(thread_whose_start_raises(second(), "threading"))
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("second", SECOND)
+def test_an_exception_that_a_signal_handler_raises_for_another_is_raised(second):
+    with pytest.raises(second):
+        limits.start_thread(thread_whose_start_raises(second(), "program"))

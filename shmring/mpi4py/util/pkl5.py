@@ -135,8 +135,9 @@ class Request:
             for part in state.parts:
                 part.Wait()
             found = state.finish()
-        except Exception:  # not a KeyboardInterrupt: the request is still there then
-            self._state = None
+        except Exception as error:  # not a KeyboardInterrupt: the request is still there then
+            if not isinstance(error, MemoryError):
+                self._state = None
             raise
         self._state = None
         state.report(status)

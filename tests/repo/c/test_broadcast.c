@@ -428,14 +428,18 @@ static void test_a_place_for_single_use_has_one_owner(void)
 {
     format(SR_RING_LEAST_NBYTES, 64, 1, 1, false, CHECK_FROM_ZERO);
     room.ring.single_use = true;
-    sr_broadcast_leave(&room.ring, 0, SR_PLACE_RESERVED); /* no process has had it */
-    CHECK(!sr_broadcast_has_readers(&room.ring, 1));
     CHECK(sr_broadcast_take_place(&room.ring, 1, 11) == 0);
     CHECK(sr_broadcast_has_readers(&room.ring, 1));
-    sr_broadcast_leave(&room.ring, 0, sr_place_owner(11, SR_PLACE_JOINING));
+    sr_broadcast_leave(&room.ring, 0, sr_place_owner(11, SR_PLACE_JOINED));
     CHECK(!sr_broadcast_has_readers(&room.ring, 1));
     CHECK(sr_broadcast_take_place(&room.ring, 1, 12) == -1);
     CHECK(sr_flag_load(&room.ring.reader[0].place.owner) == sr_place_owner(11, SR_PLACE_CLOSED));
+
+    format(SR_RING_LEAST_NBYTES, 64, 1, 1, false, CHECK_FROM_ZERO);
+    room.ring.single_use = true;
+    sr_broadcast_leave(&room.ring, 0, SR_PLACE_RESERVED); /* no process will come */
+    CHECK(!sr_broadcast_has_readers(&room.ring, 1));
+    CHECK(sr_broadcast_take_place(&room.ring, 1, 12) == -1);
 }
 
 static void test_a_message_in_parts_is_one_message(void)

@@ -10,7 +10,10 @@ enum { MESSAGES = 2000, RING_NBYTES = 16384, MESSAGE_NBYTES = 1000, PIECE_NBYTES
 #define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */
 
 struct room {
-    struct sr_queue queue;
+    struct {
+        struct sr_ring ring;
+        struct sr_event event[2]; /* by side */
+    } queue;
     unsigned char bytes[RING_NBYTES] __attribute__((aligned(128)));
     unsigned char x[MESSAGE_NBYTES]; /* the producer's */
     bool sleeps;

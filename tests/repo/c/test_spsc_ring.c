@@ -9,7 +9,10 @@ enum { MESSAGES = 3000, RING_MOST_NBYTES = 8192, MESSAGE_MOST_NBYTES = 20000 };
 #define TEN_MINUTES_NS 600000000000u /* a lost wake-up sleeps into the watchdog */
 
 struct room {
-    struct sr_queue queue;
+    struct {
+        struct sr_ring ring;
+        struct sr_event event[2]; /* by side */
+    } queue;
     unsigned char bytes[RING_MOST_NBYTES] __attribute__((aligned(128)));
     uint64_t nbytes, first;
     size_t piece_nbytes;
