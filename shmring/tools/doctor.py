@@ -217,16 +217,6 @@ def _shared_memory(facts: _Facts) -> Iterator[Finding]:
         yield _ok(f"it has {summary}")
 
 
-def _huge_pages(facts: _Facts) -> Iterator[Finding]:
-    fact = facts["huge_pages"]
-    if fact["shared"]:
-        yield _ok(f"used for shared memory (shmem_enabled is {fact['given']})")
-    else:
-        what = f"not used (shmem_enabled is {fact['given']}): large shared arrays are copied more slowly"
-        fix = "echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled, as root on the host"
-        yield _note(what, fix)
-
-
 def _descriptors(facts: _Facts) -> Iterator[Finding]:
     soft, hard = facts["descriptors"]["soft"], facts["descriptors"]["hard"]
     if soft is None or soft >= _FEW_DESCRIPTORS:
@@ -301,7 +291,6 @@ CHECKS: dict[str, Check] = {
     "instructions": _instructions,
     "memory": _memory,
     "/dev/shm": _shared_memory,
-    "huge pages": _huge_pages,
     "descriptors": _descriptors,
     "segments": _segments,
     "single copies": _single_copy,

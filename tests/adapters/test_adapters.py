@@ -346,7 +346,7 @@ DASK_SHARING = """
     from shmring.adapters import dask
 
     def look(x):
-        return float(x.sum()), hasattr(x.base.base, "block"), x.flags.writeable
+        return float(x.sum()), hasattr(x.base.base, "region"), x.flags.writeable
 
     def change(x):
         x[0] = 7

@@ -306,8 +306,8 @@ def test_an_untouched_segment_has_ranks_that_are_not_here_yet(capsys):
         (8, b"\0\0\0\0", "0 ranks"),
         (8, b"\xff\xff\xff\xff", "4294967295 ranks"),
         (8, b"\0\x10\0\0", "more than the"),
-        (16, b"\0" * 8, "rings of 0"),
-        (16, b"\xff" * 8, "rings of 18446744073709551615"),
+        (16, b"\0" * 8, "staging buffers of 0"),
+        (16, b"\xff" * 8, "staging buffers of 18446744073709551615"),
         (24, b"\xff" * 8, "18446744073709551615 bytes"),
     ],
 )

@@ -136,7 +136,6 @@ TROUBLES = [
     ("memory", {"limit": None}, "memory", "note", "unknown: the kernel reports neither", None),
     ("shared_memory", {"nbytes": 64 * MIB}, "/dev/shm", "note", "only 64 MiB", "--shm-size"),
     ("shared_memory", {"room_nbytes": 3 * MIB}, "/dev/shm", "note", "of which 3 MiB are left", "--shm-size"),
-    ("huge_pages", {"given": "never", "shared": False}, "huge pages", "note", "is never", "within_size"),
     ("descriptors", {"soft": 256}, "descriptors", "note", "only 256", "ulimit -n 4096"),
     ("descriptors", {"soft": 64, "hard": 64}, "descriptors", "problem", "only 64", "ulimit -Hn"),
     ("memfd", {"works": False, "how": "refused"}, "segments", "problem", "memfd", "SHMRING_SEGMENT=posix"),
