@@ -1,6 +1,6 @@
 """Types of calls whose arguments were checked, and of the calls of communicators that have to be fast."""
 
-from typing import Any, final
+from typing import Any, Self, final
 
 from .messages import IN_PLACE as IN_PLACE
 from .messages import Handle
@@ -158,7 +158,7 @@ class Exchange(MessageCall):
 class HeldLocks:
     """Locks that this rank holds until `release`, or until nothing refers to this object."""
 
-    def __init__(self, locks: list[Any]) -> None: ...
+    def __new__(cls, locks: list[Any]) -> Self: ...
     def release(self) -> None: ...
 
 class Caller(Handle):
