@@ -87,6 +87,7 @@ cdef class RingEnds:
                              int *npolls) noexcept nogil
     cdef int check_awaited(self, int side, uint64_t room_nbytes, int npolls) except -1
     cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1
+    cdef int check_closed(self, int side, uint64_t room_nbytes) except -1
     cdef int stop_watching(self, int side) except -1
     cdef int set_interrupted(self) except -1
     cdef int leave(self) except -1

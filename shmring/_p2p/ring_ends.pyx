@@ -852,13 +852,18 @@ cdef class RingEnds:
     # For calls that wait for less than a poll: look at the other side as often as a long wait does.
     cdef int check_if_due(self, int side, uint64_t room_nbytes) except -1:
         cdef uint64_t now = sr_now_ns()
-        if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
-            raise self._error_of_close(side == SR_PRODUCER)
+        self.check_closed(side, room_nbytes)
         if now - self.checked_ns[side] >= POLL_NS and self.awaited_pid(side):
             self.checked_ns[side] = now
             self.check_awaited(side, room_nbytes, 0)
-            if side == SR_PRODUCER and not self.is_ready(side, room_nbytes) and self.is_closed_there(side):
-                raise self._error_of_close(True)   # the last reader has just been found dead
+            if not self.is_ready(side, room_nbytes):   # the last reader may just have been found dead
+                self.check_closed(side, room_nbytes)
+        return 0
+
+    # Raise if nobody is left at the other side. A reader gets what is in the ring first.
+    cdef int check_closed(self, int side, uint64_t room_nbytes) except -1:
+        if self.is_closed_there(side) and not (side == SR_CONSUMER and self.is_ready(side, room_nbytes)):
+            raise self._error_of_close(side == SR_PRODUCER)
         return 0
 
     cdef int stop_watching(self, int side) except -1:
