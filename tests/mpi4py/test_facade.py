@@ -5,7 +5,7 @@ mpi4py's own tests, in upstream.py, cover the interface; these here are the ones
 
 import pytest
 from combinations import first
-from running import run_code
+from running import ALARM, run_code
 
 SELF = """
 import numpy as np
@@ -550,18 +550,6 @@ assert isinstance(error_of(request.Wait), ZeroDivisionError) and not request
 comm.Set_errhandler(MPI.ERRORS_RETURN)
 
 # After a Ctrl-C in Wait, the request is still there.
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-
-def interrupted(call, *arguments):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        call(*arguments)
-    except KeyboardInterrupt:
-        return True
-
 for make in (comm.Irecv, comm.Recv_init):
     request = make(room, 0)
     if make == comm.Recv_init:
@@ -599,7 +587,7 @@ print("well")
 
 
 def test_errors_and_interrupts_of_requests(tmp_path):
-    done = run_code(tmp_path, REQUESTS, "--no-prefix", nprocs=1)
+    done = run_code(tmp_path, ALARM + REQUESTS, "--no-prefix", nprocs=1)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
 
 

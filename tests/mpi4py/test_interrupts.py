@@ -4,7 +4,7 @@ After one, a call has not begun, or the communicator has ended on all ranks; req
 """
 
 import pytest
-from running import run_code
+from running import ALARM, run_code
 
 from shmring.mpi4py.calls import HeldLocks
 
@@ -188,18 +188,6 @@ from shmring.mpi4py import point_to_point
 world = MPI.COMM_WORLD
 rank, other = world.rank, 1 - world.rank
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-
-def interrupted(call, *arguments):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        call(*arguments)
-    except KeyboardInterrupt:
-        return True
-
 def is_over(comm):
     try:
         comm.Barrier()
@@ -260,7 +248,7 @@ print("well")
 
 @pytest.mark.limit(60)
 def test_an_interrupted_message_is_not_sent_twice_and_not_lost(tmp_path):
-    done = run_code(tmp_path, MESSAGES, "--no-prefix", nprocs=2)
+    done = run_code(tmp_path, ALARM + MESSAGES, "--no-prefix", nprocs=2)
     assert done.stdout.splitlines() == ["well"] * 2, done.stdout + done.stderr
 
 

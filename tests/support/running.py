@@ -21,6 +21,20 @@ rank = int(os.environ["SHMRING_RANK"])
 def ready():
     os.write(1, b"pid %d\\n" % os.getpid())
 """
+# For tests whose calls an alarm interrupts: `interrupted` returns whether it has.
+ALARM = """
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+
+def interrupted(call, *arguments):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        call(*arguments)
+    except KeyboardInterrupt:
+        return True
+"""
 
 
 def command(tmp_path, code, *options, nprocs=2, arguments=(), patient=False):
