@@ -50,6 +50,7 @@ CALLED = [
 ]
 RARE = [
     "shmring/_arrays/locks.pyx",
+    "shmring/_comm/allocation.pyx",
     "shmring/_comm/comm.pyx",
     "shmring/_diagnostics/*.pyx",
     "shmring/_engine/state.pyx",

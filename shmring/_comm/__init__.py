@@ -1,6 +1,7 @@
 """The public class Comm, one facet in each file, and the objects that its methods return.
 
 Comm                 comm
+Allocation           allocation            arrays that all ranks of the host map (`_arrays/allocator`)
 Messages             point_to_point        has an Endpoint: its messages under way, and what came (endpoint)
 ObjectCollectives    object_collectives    of pickled objects, as frames (`_arrays/objects`)
 FusedCollectives     fused                 of many arrays as one

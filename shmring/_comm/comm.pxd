@@ -1,8 +1,8 @@
-from .point_to_point cimport Messages
+from .allocation cimport Allocation
 
 
-cdef class Comm(Messages):
-    cdef object local_sockets, arrays, settings
+cdef class Comm(Allocation):
+    cdef object local_sockets, settings
     cdef object internode            # InterNodeLinks, or None if all ranks are on one host
     cdef readonly object parent_ranks   # None for a world, which is not a group
     cdef readonly int epoch             # number of `shrink`s and `grow`s that led to this communicator

@@ -1,16 +1,10 @@
 """Types of Comm, the communicator."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from os import PathLike
 from types import TracebackType
 from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, overload
 
-import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
-
-from .._arrays.allocator import Adoption
-from .._arrays.operands import Arena, Memory
-from .._arrays.shared_array import SharedArray
 from .._bootstrap.fd_passing import LocalSockets
 from .._bootstrap.host_map import Place
 from .._bootstrap.world import World
@@ -19,17 +13,15 @@ from .._engine.engine import Engine
 from .._engine.state import _Stats
 from .._lifecycle.internode import InterNodeLinks
 from .._system.segments import Mapping
-from .point_to_point import Messages
+from .allocation import Allocation
 from .trace_file import Trace
 
 _T = TypeVar("_T")
-_Scalar = TypeVar("_Scalar", bound=np.generic)
-_Shape = SupportsIndex | Sequence[SupportsIndex]
 
 class _CommStats(_Stats):
     chosen_paths_of_messages: dict[int, dict[str, dict[int, str]]]
 
-class Comm(Messages):
+class Comm(Allocation):
     """A communicator: one rank's membership in a group of ranks, with the calls among them."""
 
     def __init__(
@@ -102,81 +94,6 @@ class Comm(Messages):
 
     def dup(self, *, timeout: float | None = None) -> Comm:
         """Collective: return another communicator of the same ranks, as `split(0)` does."""
-
-    @overload
-    def empty(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
-        """Collective: return an array in memory that every rank of the host maps, so collectives need not
-        copy it.
-        """
-
-    @overload
-    def empty(
-        self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
-    ) -> NDArray[_Scalar]:
-        """Collective: return an array in memory that every rank of the host maps, so collectives need not
-        copy it.
-        """
-    @overload
-    def empty(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]:
-        """Collective: return an array in memory that every rank of the host maps, so collectives need not
-        copy it.
-        """
-    @overload
-    def zeros(self, shape: _Shape, *, timeout: float | None = None) -> NDArray[np.float64]:
-        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
-
-    @overload
-    def zeros(
-        self, shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar], *, timeout: float | None = None
-    ) -> NDArray[_Scalar]:
-        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
-    @overload
-    def zeros(self, shape: _Shape, dtype: DTypeLike, *, timeout: float | None = None) -> NDArray[Any]:
-        """Collective: return an array as `empty` does. It is guaranteed to hold zeros."""
-    @overload
-    def full(
-        self,
-        shape: _Shape,
-        fill_value: Any,
-        dtype: type[_Scalar] | np.dtype[_Scalar],
-        *,
-        timeout: float | None = None,
-    ) -> NDArray[_Scalar]:
-        """Collective: return an array as `empty` does, filled with `fill_value`."""
-
-    @overload
-    def full(
-        self, shape: _Shape, fill_value: Any, dtype: DTypeLike | None = None, *, timeout: float | None = None
-    ) -> NDArray[Any]:
-        """Collective: return an array as `empty` does, filled with `fill_value`."""
-    @overload
-    def copy_of(self, a: NDArray[_Scalar], *, timeout: float | None = None) -> NDArray[_Scalar]:
-        """Collective: return a copy of `a` in an array as `empty` returns."""
-
-    @overload
-    def copy_of(self, a: ArrayLike, *, timeout: float | None = None) -> NDArray[Any]:
-        """Collective: return a copy of `a` in an array as `empty` returns."""
-    def adopt(self, x: Memory, *, timeout: float | None = None) -> Adoption:
-        """Collective: map an array of another library in every rank of the host, at its present address."""
-
-    def arena(
-        self,
-        nbytes: SupportsIndex = 67108864,
-        *,
-        smallest_nbytes: SupportsIndex = 65536,
-        timeout: float | None = None,
-    ) -> Arena:
-        """Collective: return shared memory for the arrays that NumPy makes in a `with` statement."""
-
-    def shared(
-        self,
-        shape: _Shape,
-        dtype: DTypeLike = "float64",
-        *,
-        locks: SupportsIndex = 0,
-        timeout: float | None = None,
-    ) -> SharedArray:
-        """Collective: return one array, filled with zeros, whose memory all ranks of the host share."""
 
     def stats(self) -> _CommStats:
         """Return counters of this rank since it joined, and properties of the machine, as a dict. Local."""

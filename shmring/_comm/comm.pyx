@@ -1,38 +1,29 @@
-# Comm: construction, shared arrays, groups, and closing. The collectives and messages of a communicator are in
-# collectives, vector, fused, object_collectives and point_to_point.
+# Comm: construction, groups, shrink and grow, traces, and closing. The other methods of a communicator are in its base
+# classes: collectives, vector, fused, object_collectives, point_to_point and allocation.
 
 import atexit
-import functools
 import logging
-import math
 import os
 import weakref
 
-import numpy as np
-
-from .._arrays.operands cimport Memory
-from .._core.group cimport ALLOCATE, FORM_GROUP, GROW, SHARE, SPLIT
+from .._core.group cimport FORM_GROUP, GROW, SPLIT
 from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
 from .._engine.engine cimport ALONE, IN_STEPS, STEPS, Engine
-from .point_to_point cimport Messages
+from .allocation cimport Allocation
 
 from .._diagnostics import failures, flight_recorder
 from .._engine.state import MEANWHILE
 from .._lifecycle import groups, grow as growing, shrink as shrinking
 from .._lifecycle.membership import left_behind
-from .._system import ended_ranks, segments
-from .._arrays import buffers
-from .._arrays import shared_array as shared
-from .._arrays.allocator import MOST_NBYTES, Arrays, as_fill_value, check_nbytes, check_shape_and_dtype, whole_pages
-from .._arrays.operands import Arena
+from .._system import ended_ranks
 from ..errors import Error, Timeout
 from .error_feedback import Residuals
 
 open_comms = weakref.WeakSet()   # of this process
 
 
-cdef class Comm(Messages):
+cdef class Comm(Allocation):
     """A communicator: one rank's membership in a group of ranks, with the calls among them.
 
     `shmring.init` and `shmring.spawn` make it. It is a context manager that closes it. All ranks must call every
@@ -114,9 +105,7 @@ cdef class Comm(Messages):
         self.default_algorithm = flight_recorder.ALGORITHMS.index(algorithm)
         self.residuals = Residuals()
         self.default_timeout_ns = ns_of(engine.timeout_s)
-        self.arrays = Arrays(engine, local_sockets, settings.segment,
-                             functools.partial(_is_in_transfer, weakref.ref(self)))
-        engine.set_shared_arrays(self.arrays)
+        self.begin_arrays(local_sockets, settings.segment)
         self.staging_ready = engine.size == 1
         open_comms.add(self)
         failures.rehearse(engine)
@@ -357,446 +346,7 @@ cdef class Comm(Messages):
             leave_group(parts, comm)
             raise
 
-    # -- arrays that all ranks map --
-
-    def empty(self, shape, dtype="float64", *, timeout=None):
-        """Collective: return an array in memory that every rank of the host maps, so collectives need not copy it.
-
-        Each rank gets an array of its own. The memory is freed when the last reference to it is gone, also after the
-        communicator is closed.
-
-        Parameters
-        ----------
-        shape : int or tuple of int
-            The same on every rank.
-        dtype : numpy.dtype
-            The same on every rank.
-        timeout : float, optional
-            Seconds; see `Comm`.
-
-        Returns
-        -------
-        numpy.ndarray
-            Filled with zeros, in C order.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For a wrong shape, or a dtype with references.
-        OutOfMemory
-            On every rank. The communicator stays usable.
-        Error
-            As every collective.
-
-        Examples
-        --------
-        >>> gradient = comm.empty((2, 3), "float32")
-        >>> comm.all_reduce(gradient)
-        >>> gradient.shape
-        (2, 3)
-        """
-        try:
-            lengths, numpy_dtype = check_shape_and_dtype(shape, dtype)
-            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        except Exception:
-            self.engine.refuse(ALLOCATE)
-            raise
-        return self.engine.run_steps(IN_STEPS, self.arrays.empty, lengths, numpy_dtype, timeout_s)
-
-    def zeros(self, shape, dtype="float64", *, timeout=None):
-        """Collective: return an array as `empty` does. It is guaranteed to hold zeros.
-
-        Parameters
-        ----------
-        shape, dtype, timeout
-            As in `empty`.
-
-        Returns
-        -------
-        numpy.ndarray
-            As `empty`.
-
-        Raises
-        ------
-        TypeError, ValueError, Error
-            As `empty`.
-
-        Examples
-        --------
-        >>> comm.zeros(2)
-        array([0., 0.])
-        """
-        return self.empty(shape, dtype, timeout=timeout)
-
-    def full(self, shape, fill_value, dtype=None, *, timeout=None):
-        """Collective: return an array as `empty` does, filled with `fill_value`.
-
-        Parameters
-        ----------
-        shape : int or tuple of int
-            The same on every rank.
-        fill_value : number or array
-            It is broadcast to the shape. It may differ between ranks.
-        dtype : numpy.dtype, optional
-            That of `fill_value` if None.
-        timeout : float, optional
-            Seconds; see `Comm`.
-
-        Returns
-        -------
-        numpy.ndarray
-            As `empty`.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `empty`, or for a masked array or a value that does not fit.
-        Error
-            As `empty`.
-
-        Examples
-        --------
-        >>> comm.full(2, comm.rank + 0.5)
-        array([0.5, 0.5])
-        """
-        try:
-            shape, dtype = check_shape_and_dtype(shape, np.asarray(fill_value).dtype if dtype is None else dtype)
-            values = as_fill_value(fill_value, shape, dtype)   # refuse invalid values before other ranks have an array
-            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        except Exception:
-            self.engine.refuse(ALLOCATE)
-            raise
-        return self.engine.run_steps(IN_STEPS, self._new_array_of, values, shape, dtype, timeout_s)
-
-    def copy_of(self, a, *, timeout=None):
-        """Collective: return a copy of `a` in an array as `empty` returns.
-
-        Parameters
-        ----------
-        a : array
-            Its shape and dtype are the same on every rank.
-        timeout : float, optional
-            Seconds; see `Comm`.
-
-        Returns
-        -------
-        numpy.ndarray
-            It has the shape and dtype of `a`, and is in C order.
-
-        Raises
-        ------
-        TypeError, ValueError, Error
-            As `empty`; TypeError also for a masked array.
-
-        Examples
-        --------
-        >>> comm.copy_of([1, 2])
-        array([1, 2])
-        """
-        try:
-            if isinstance(a, np.ma.MaskedArray):
-                raise buffers.masked("a")
-            a = np.asarray(a)
-            shape, dtype = check_shape_and_dtype(a.shape, a.dtype)
-            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        except Exception:
-            self.engine.refuse(ALLOCATE)
-            raise
-        return self.engine.run_steps(IN_STEPS, self._new_array_of, a, shape, dtype, timeout_s)
-
-    def _new_array_of(self, values, shape, dtype, double timeout_s):
-        array = self.arrays.empty(shape, dtype, timeout_s)
-        array[...] = values
-        return array
-
-    def adopt(self, x, *, timeout=None):
-        """Collective: map an array of another library in every rank of the host, at its present address.
-
-        While the adoption lives, collectives on the array or on parts of it copy nothing. The array keeps its values.
-        No thread may write to the array during this call, and the array must not be unmapped before the adoption is
-        released.
-
-        Parameters
-        ----------
-        x : Memory
-            With an owner, of the same number of bytes on every rank. It must be whole pages in a mapping of their own,
-            as `tensor.share_memory_()` makes them.
-        timeout : float, optional
-            Seconds; see `Comm`.
-
-        Returns
-        -------
-        Adoption
-            Its `release` ends it.
-
-        Raises
-        ------
-        TypeError, ValueError, OutOfMemory
-            For memory that cannot be mapped. The array is then unchanged.
-        Error
-            As every collective.
-
-        Examples
-        --------
-        >>> import mmap
-        >>> memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
-        >>> x = np.frombuffer(memory, "float32")
-        >>> adoption = comm.adopt(shmring.Memory(x.ctypes.data, x.size, "float32", owner=x))
-        >>> comm.all_reduce(x)  # no copy
-        >>> adoption.release()
-        """
-        try:
-            if not isinstance(x, Memory) or x.owner is None or x.readonly:
-                raise TypeError(f"x is {x!r:.60}; give a shmring.Memory with an owner, not a readonly one")
-            nbytes = whole_pages(x.nbytes)
-            try:
-                segments.check_own_mapping(x.address, nbytes)
-            except Error:
-                pass   # an error of the host, not of x: `Arrays.adopt` checks again and raises it on all ranks
-            self.arrays.check_not_adopted(x.address, nbytes)
-            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        except Exception:
-            self.engine.refuse(ALLOCATE)
-            raise
-        return self.engine.run_steps(IN_STEPS, self.arrays.adopt, x.address, nbytes, x.owner, timeout_s)
-
-    def arena(self, nbytes=64 << 20, *, smallest_nbytes=64 << 10, timeout=None):
-        """Collective: return shared memory for the arrays that NumPy makes in a `with` statement.
-
-        In it, `np.empty`, `np.zeros`, the results of expressions, and all else for which NumPy allocates are arrays
-        that collectives of this communicator do not copy. Other libraries' own allocators are not reached, nor are
-        other threads. If the memory does not suffice, NumPy uses ordinary memory as before.
-
-        Parameters
-        ----------
-        nbytes : int
-            Bytes for each rank, the same on every rank. They are allocated at once.
-        smallest_nbytes : int
-            Smaller arrays get ordinary memory: they gain nothing.
-        timeout : float, optional
-            Seconds; see `Comm`.
-
-        Returns
-        -------
-        Arena
-            A context manager, which can be entered again. It ends with the last of its arrays.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For a wrong number.
-        OutOfMemory
-            On every rank. The communicator stays usable.
-        Error
-            As every collective.
-
-        Examples
-        --------
-        >>> a, b = np.full(100_000, 2.0), np.full(100_000, 3.0)
-        >>> with comm.arena():
-        ...     product = a * b
-        >>> comm.all_reduce(product)  # no copy
-        >>> product[0]
-        np.float64(12.0)
-        """
-        try:
-            wanted = check_nbytes("nbytes", nbytes)
-            smallest = check_nbytes("smallest_nbytes", smallest_nbytes)
-            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-        except Exception:
-            self.engine.refuse(ALLOCATE)
-            raise
-        return self.engine.run_steps(IN_STEPS, self._arena, whole_pages(wanted), smallest, timeout_s)
-
-    def _arena(self, nbytes, smallest_nbytes, double timeout_s):
-        return Arena(self.arrays.empty(*check_shape_and_dtype(nbytes, "uint8"), timeout_s), smallest_nbytes)
-
-    def shared(self, shape, dtype="float64", *, locks=0, timeout=None):
-        """Collective: return one array, filled with zeros, whose memory all ranks of the host share.
-
-        The memory is freed when no rank refers to it any more. A collective can read the array, but not write to it.
-
-        Parameters
-        ----------
-        shape, dtype
-            As in `empty`.
-        locks : int
-            Number of locks, the same on every rank. `with array.lock(i):`, with i below `locks`, excludes other ranks
-            that take lock i.
-        timeout : float, optional
-            Seconds; see `Comm`.
-
-        Returns
-        -------
-        SharedArray
-            Its `fence` is a barrier: after it all ranks see the values that were written before it.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `empty`, or for a wrong number of locks.
-        OutOfMemory
-            On every rank. The communicator stays usable.
-        Error
-            As every collective.
-
-        Examples
-        --------
-        >>> table = comm.shared(2, "int64")
-        >>> table[comm.rank] = comm.rank + 1
-        >>> table.fence()
-        >>> table.tolist()
-        [1, 2]
-        """
-        try:
-            lengths, numpy_dtype = check_shape_and_dtype(shape, dtype)
-            count = shared.check_locks(locks)
-            timeout_s = timeout_s_of(self.engine.timeout_s, timeout)
-            nbytes = math.prod(lengths) * numpy_dtype.itemsize
-        except Exception:
-            self.engine.refuse(SHARE)
-            raise
-        return self.engine.run_steps(IN_STEPS, self._shared, lengths, numpy_dtype, count, nbytes, timeout_s)
-
-    def _shared(self, lengths, dtype, nlocks, nbytes, double timeout_s):
-        self.engine.call_tiny(SHARE, SR_SUM, min(nbytes, MOST_NBYTES), NULL, 0, timeout_s)
-        shared.check_same(self, (lengths, dtype, nlocks), timeout_s)
-        room = self.arrays.one_for_all(shared.room_nbytes(nbytes, nlocks), timeout_s)
-        return shared.over(room, lengths, dtype, nlocks, self, self.engine)
-
-    # -- the rest --
-
-    def stats(self):
-        """Return counters of this rank since it joined, and properties of the machine, as a dict. Local.
-
-        Returns
-        -------
-        dict
-            `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
-            `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
-            `steps`: steps of ring and tree calls. `messages_in_place`: number of received messages that this rank has
-            copied directly from the sender's array, and not from a ring. `paths`: number of calls by path. `path`: path
-            of the last call. `chosen_paths` and `chosen_paths_of_shared`: by call, and by the least length of a size
-            class in bytes, the path of the next call with private or shared arrays, as far as this rank knows. One rank
-            has chosen it by measurement (docs/explanation/algorithms.md). `chosen_paths_of_messages`: by destination,
-            by "private" or "shared", and by size class, the path of the next message, which this rank chose: "ring",
-            "streamed_ring" (a ring between far cores), "single_copy" or "zero_copy". Messages that are too short for
-            one copy are not listed, as their path is not chosen.
-            `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
-            `isa`: the instruction set of the kernels.
-
-        Examples
-        --------
-        >>> before = comm.stats()["calls"]
-        >>> comm.barrier()
-        >>> comm.stats()["calls"] - before
-        1
-        """
-        return self.engine.stats() | {"chosen_paths_of_messages": self.endpoint.chosen_paths()}
-
-    def trace(self, path):
-        """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto. Local.
-
-        Usually all ranks call it with the same path. Groups that are made during the trace are traced, too. A small
-        call takes about 0.15 µs longer.
-
-        Parameters
-        ----------
-        path : path
-            A JSON file in Chrome's trace event format; open it at ui.perfetto.dev. `Trace.stop`, or the end of the
-            communicator, adds this rank's track to it. A file that another world wrote there is replaced. Ranks of
-            another host write to a file of that host, such as t.node1.json. The last 65,536 slices of a rank are kept.
-
-        Returns
-        -------
-        Trace
-            A context manager that stops it.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        RuntimeError
-            During another trace, or while another thread is inside a call.
-
-        Examples
-        --------
-        >>> import os, tempfile
-        >>> path = os.path.join(tempfile.gettempdir(), "trace-of-an-example.json")
-        >>> with comm.trace(path):
-        ...     comm.barrier()
-        >>> comm.barrier()
-        >>> if comm.rank == 0:
-        ...     os.remove(path)
-        """
-        if self.tracer is not None and self.tracer.is_automatic:   # an explicit trace replaces it
-            self.tracer.stop_quietly()
-        return self._begin_trace(path)
-
-    def _begin_trace(self, path, bint is_automatic=False):
-        """Begin a trace. is_automatic: SHMRING_TRACE requests it, and a call of `trace` replaces it."""
-        from . import trace_file   # imported on demand: it takes some ms
-
-        self.tracer = trace_file.Trace(self.engine, path, trace_file.Origin(*self.origin), ranks=self.world_ranks,
-                                       is_automatic=is_automatic)
-        return self.tracer
-
-    def _begin_own_trace(self):
-        """Begin the trace that SHMRING_TRACE requests for this world, if it does.
-
-        A communicator made by `grow` goes on without a trace that cannot be written, on all its ranks.
-        """
-        if self.settings.trace is not None:
-            from . import trace_file
-
-            try:
-                self._begin_trace(trace_file.of_epoch(self.settings.trace, self.epoch), is_automatic=True)
-            except (MemoryError, OSError) as error:
-                if self.epoch == 0:
-                    raise
-                self.report_untraced(error)
-
-    # Trace a new group of these ranks if this communicator is traced, until its trace stops. Return the group.
-    cdef object traced_alike(self, Comm group):
-        if self.tracer is not None and self.tracer.is_running:
-            try:
-                group._begin_trace(self.tracer.asked_path, is_automatic=True)
-                self.tracer.groups.add(group.tracer)
-            except (MemoryError, OSError) as error:   # the group itself is usable
-                self.report_untraced(error)
-        return group
-
-    # Log that a new communicator, which would have been traced, is not.
-    cdef object report_untraced(self, object error):
-        logging.getLogger("shmring").warning("rank %d: a new communicator is not traced: %s", self.own_rank, error)
-
-    def abort(self, str reason not None):
-        """End the communicator: the current or next call of every rank raises `Aborted` with this reason. Local.
-
-        Parameters
-        ----------
-        reason : str
-            For the text of the error.
-
-        Raises
-        ------
-        TypeError
-            For a reason that is no text. The communicator stays usable.
-        Closed
-            If the communicator is closed.
-
-        Examples
-        --------
-        >>> other = comm.dup()
-        >>> if comm.rank == 1:
-        ...     other.abort("the loss is not a number")
-        >>> try:
-        ...     other.barrier()
-        ... except shmring.Aborted as error:
-        ...     error.rank, error.reason
-        (1, 'the loss is not a number')
-        """
-        self.engine.abort(reason)
+    # -- fewer ranks, more ranks --
 
     def shrink(self, *, timeout=None):
         """Collective over the surviving ranks: return a new communicator of them, in the order of their ranks.
@@ -977,6 +527,142 @@ cdef class Comm(Messages):
             pass
         return frozenset() if named is None else frozenset((named,))
 
+    # -- what it has done --
+
+    def stats(self):
+        """Return counters of this rank since it joined, and properties of the machine, as a dict. Local.
+
+        Returns
+        -------
+        dict
+            `calls`: number of calls. `bytes_sent`: payload bytes that this rank stored for other ranks to read.
+            `bytes_over_wire`: payload bytes of collectives that this rank sent to other hosts, after compression.
+            `steps`: steps of ring and tree calls. `messages_in_place`: number of received messages that this rank has
+            copied directly from the sender's array, and not from a ring. `paths`: number of calls by path. `path`: path
+            of the last call. `chosen_paths` and `chosen_paths_of_shared`: by call, and by the least length of a size
+            class in bytes, the path of the next call with private or shared arrays, as far as this rank knows. One rank
+            has chosen it by measurement (docs/explanation/algorithms.md). `chosen_paths_of_messages`: by destination,
+            by "private" or "shared", and by size class, the path of the next message, which this rank chose: "ring",
+            "streamed_ring" (a ring between far cores), "single_copy" or "zero_copy". Messages that are too short for
+            one copy are not listed, as their path is not chosen.
+            `distance` ("near" or "far") and `round_trip_ns` (nanoseconds) between the cores, as rank 0 measured them.
+            `isa`: the instruction set of the kernels.
+
+        Examples
+        --------
+        >>> before = comm.stats()["calls"]
+        >>> comm.barrier()
+        >>> comm.stats()["calls"] - before
+        1
+        """
+        return self.engine.stats() | {"chosen_paths_of_messages": self.endpoint.chosen_paths()}
+
+    def trace(self, path):
+        """Record this rank's calls from now on, with their waits and their work, as one track for Perfetto. Local.
+
+        Usually all ranks call it with the same path. Groups that are made during the trace are traced, too. A small
+        call takes about 0.15 µs longer.
+
+        Parameters
+        ----------
+        path : path
+            A JSON file in Chrome's trace event format; open it at ui.perfetto.dev. `Trace.stop`, or the end of the
+            communicator, adds this rank's track to it. A file that another world wrote there is replaced. Ranks of
+            another host write to a file of that host, such as t.node1.json. The last 65,536 slices of a rank are kept.
+
+        Returns
+        -------
+        Trace
+            A context manager that stops it.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        RuntimeError
+            During another trace, or while another thread is inside a call.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.gettempdir(), "trace-of-an-example.json")
+        >>> with comm.trace(path):
+        ...     comm.barrier()
+        >>> comm.barrier()
+        >>> if comm.rank == 0:
+        ...     os.remove(path)
+        """
+        if self.tracer is not None and self.tracer.is_automatic:   # an explicit trace replaces it
+            self.tracer.stop_quietly()
+        return self._begin_trace(path)
+
+    def _begin_trace(self, path, bint is_automatic=False):
+        """Begin a trace. is_automatic: SHMRING_TRACE requests it, and a call of `trace` replaces it."""
+        from . import trace_file   # imported on demand: it takes some ms
+
+        self.tracer = trace_file.Trace(self.engine, path, trace_file.Origin(*self.origin), ranks=self.world_ranks,
+                                       is_automatic=is_automatic)
+        return self.tracer
+
+    def _begin_own_trace(self):
+        """Begin the trace that SHMRING_TRACE requests for this world, if it does.
+
+        A communicator made by `grow` goes on without a trace that cannot be written, on all its ranks.
+        """
+        if self.settings.trace is not None:
+            from . import trace_file
+
+            try:
+                self._begin_trace(trace_file.of_epoch(self.settings.trace, self.epoch), is_automatic=True)
+            except (MemoryError, OSError) as error:
+                if self.epoch == 0:
+                    raise
+                self.report_untraced(error)
+
+    # Trace a new group of these ranks if this communicator is traced, until its trace stops. Return the group.
+    cdef object traced_alike(self, Comm group):
+        if self.tracer is not None and self.tracer.is_running:
+            try:
+                group._begin_trace(self.tracer.asked_path, is_automatic=True)
+                self.tracer.groups.add(group.tracer)
+            except (MemoryError, OSError) as error:   # the group itself is usable
+                self.report_untraced(error)
+        return group
+
+    # Log that a new communicator, which would have been traced, is not.
+    cdef object report_untraced(self, object error):
+        logging.getLogger("shmring").warning("rank %d: a new communicator is not traced: %s", self.own_rank, error)
+
+    # -- the end --
+
+    def abort(self, str reason not None):
+        """End the communicator: the current or next call of every rank raises `Aborted` with this reason. Local.
+
+        Parameters
+        ----------
+        reason : str
+            For the text of the error.
+
+        Raises
+        ------
+        TypeError
+            For a reason that is no text. The communicator stays usable.
+        Closed
+            If the communicator is closed.
+
+        Examples
+        --------
+        >>> other = comm.dup()
+        >>> if comm.rank == 1:
+        ...     other.abort("the loss is not a number")
+        >>> try:
+        ...     other.barrier()
+        ... except shmring.Aborted as error:
+        ...     error.rank, error.reason
+        (1, 'the loss is not a number')
+        """
+        self.engine.abort(reason)
+
     def close(self):
         """Leave the communicator. Local; ranks that still call it get RankFailed. A second close does nothing.
 
@@ -1091,12 +777,6 @@ def _disown_all():
 
 
 os.register_at_fork(after_in_child=_disown_all)
-
-
-def _is_in_transfer(comm, address, nbytes):
-    """Return whether a pending transfer of a communicator, given by a weak reference, sends or receives these bytes."""
-    cdef Comm found = comm()
-    return found is not None and found.endpoint.is_in_transfer(address, nbytes)
 
 
 # Release a group that this rank cannot use. comm: the communicator made of `parts`, or None if making it raised.
