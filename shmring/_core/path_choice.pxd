@@ -15,7 +15,7 @@ from .group cimport (
 )
 from .path_trials cimport (
     FASTEST_CALL, MEAN_CALL, MEAN_ON_SHARED_CPUS, MOST_PATIENCE, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, PathTrials,
-    Timing, init_trials, note_call, size_class,
+    Timing, init_trials, note_call, note_distance, size_class,
 )
 
 
@@ -74,7 +74,7 @@ cdef inline PathTrials *trials_of(Group *g, const Call *c) noexcept nogil:
 # On every rank: begin to measure the class of a call: shared arrays are first read in place, private ones are not.
 cdef inline void begin_path(const Group *g, const Call *c) noexcept nogil:
     cdef bint shared = c.x_block != 0
-    init_trials(c.trials, READ_IN_PLACE if shared else THROUGH_SLOTS, c.nbytes,
+    init_trials(c.trials, READ_IN_PLACE if shared else THROUGH_SLOTS, g.far, c.nbytes,
                 FIRST_SHARED_CALLS if shared else WINDOW_CALLS, MOST_CALL_GAPS, g.staging_nbytes,
                 MOST_PATIENCE if is_sliced(c) else 1)
     c.trials.in_place = shared
@@ -95,6 +95,8 @@ cdef inline Timing timing_of(const Group *g, const Call *c) noexcept nogil:
 # The chooser: note a call that has ended. A rank that alone gives data takes the new path in its next call, since no
 # other rank has to know the path in advance.
 cdef inline void note_path(const Group *g, const Call *c, bint in_place) noexcept nogil:
+    if not g.oversubscribed:   # else the distance changes with every switch between ranks
+        note_distance(c.trials, c.nbytes, g.far)
     note_call(c.trials, timing_of(g, c), READ_IN_PLACE if in_place else THROUGH_SLOTS, c.nbytes, c.begin_ns, c.gap_ns)
     if has_one_giver(g, c):
         c.trials.in_place = c.trials.path

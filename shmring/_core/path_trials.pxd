@@ -5,7 +5,8 @@
 # The caller gives the interval before the first trial. After a trial that has changed the path, the interval is 16
 # calls. After any other trial it is four times as long as before, at most 512 to 2048 calls: the more the trial has
 # cost, the more. If calls of the present path have become a quarter faster or a third slower, the next trial comes
-# after a quarter of an interval of 256 calls or more, as soon as calls are timed again.
+# after a quarter of an interval of 256 calls or more, as soon as calls are timed again. Among long calls it comes after
+# 16 calls if the cores have moved.
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
@@ -67,6 +68,7 @@ cdef enum:
 cdef struct PathTrials:
     bint used                  # there was such a call
     bint in_place              # of a collective: the path of the next call, as announced; 0: through slots
+    bint far                   # the distance between the cores at the last call
     int best                   # the path that was faster when both were last tried
     int path                   # of the next call: `best`, in a trial the other one
     uint32_t count             # of calls since the trial began, or since the last one ended
@@ -91,13 +93,14 @@ cdef inline int size_class(size_t nbytes) noexcept nogil:
 
 
 # Begin to measure the class of a call of nbytes. interval: calls before the first trial.
-cdef inline void init_trials(PathTrials *trials, int path, size_t nbytes, uint32_t interval, uint32_t most_gaps,
-                             size_t buffer_nbytes, uint32_t patience=1) noexcept nogil:
+cdef inline void init_trials(PathTrials *trials, int path, bint far, size_t nbytes, uint32_t interval,
+                             uint32_t most_gaps, size_t buffer_nbytes, uint32_t patience=1) noexcept nogil:
     cdef bint is_long = nbytes >= LONG_CALL_NBYTES
     trials.used = True
     trials.patience = 1 if is_long else patience
     trials.timed_windows = 1 if is_long else TIMED_WINDOWS * patience
     trials.best = trials.path = path
+    trials.far = far
     trials.interval = interval
     trials.most_gaps = most_gaps
     trials.buffer_nbytes = buffer_nbytes
@@ -217,6 +220,17 @@ cdef inline void end_trial(PathTrials *trials, uint64_t gain) noexcept nogil:
 
 cdef inline uint32_t most_interval(uint64_t lost_calls) noexcept nogil:
     return max(min(lost_calls * CALLS_PER_LOST, <uint64_t> MOST_INTERVAL), <uint64_t> LEAST_INTERVAL)
+
+
+# Note the distance between the cores. If it has changed, the times measured so far say nothing, and the next trial
+# begins after a window. Short calls are so many that their next trial comes soon anyhow (bench/peers/matrix.py,
+# ping_pong of 64 MiB).
+cdef inline void note_distance(PathTrials *trials, size_t nbytes, bint far) noexcept nogil:
+    if trials.far != far and nbytes >= LONG_CALL_NBYTES:
+        take_path(trials, trials.best)
+        trials.interval = WINDOW_CALLS
+        trials.before = NOT_TIMED
+    trials.far = far
 
 
 # Take a path from the next call on.

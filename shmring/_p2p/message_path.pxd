@@ -11,12 +11,12 @@ from libc.stdint cimport uint32_t, uint64_t
 from .._core.group cimport Group
 from .._core.kernels cimport SR_COPY_IN_TURN, SR_COPY_ORDINARY, SR_COPY_STREAMING
 from .._core.path_trials cimport (
-    MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, PathTrials, init_trials, is_timed,
-    note_call, size_class,
+    LONG_CALL_NBYTES, MEAN_CALL, MEAN_ON_SHARED_CPUS, READ_IN_PLACE, THROUGH_SLOTS, WINDOW_CALLS, PathTrials,
+    init_trials, is_timed, note_call, note_distance, size_class,
 )
 from .._core.placement cimport reads_in_turn
 from .._core.segment cimport SR_PRIVATE, sr_now_ns
-from .._core.spsc_ring cimport sr_ring_end, sr_ring_load_taken, sr_ring_set_piece
+from .._core.spsc_ring cimport sr_offer_state, sr_ring_end, sr_ring_load_taken, sr_ring_set_piece
 from .messages cimport Matching, Message, Peer
 
 
@@ -28,29 +28,44 @@ cdef enum:
     # between far ones.
     FAR_LOAD_NS = 65
     SLOWEST_CLOCK_NS = 100   # with a slower clock the time of a load says nothing
-    MOST_FAR_LOADS = 3
-    SOME_FAR_LOADS = 2
+    MOST_FAR_LOADS = 12
 
 
 # ---- the distance to the receiver ------------------------------------------------------------------------------------
 
 # The first messages are sent as the calls so far have measured the distance.
 cdef inline void set_first_distance(const Group *g, Peer *p) noexcept nogil:
+    p.far = g.far
     p.far_loads = MOST_FAR_LOADS if g.far else 0
     p.distance_at = p.out.position
 
 
-# True if the receiver's core is far away. One load counts little: an interrupt makes it slow.
+# True if the receiver's core is far away.
 cdef inline bint is_far(const Group *g, const Peer *p) noexcept nogil:
-    return g.far if g.header.forced_path else p.far_loads >= SOME_FAR_LOADS
+    return g.far if g.header.forced_path else p.far
+
+
+# Note the time of a load of a word that the receiver has just stored. clock_ns: how long a reading of the clock takes.
+# One load counts little: interrupts and copies of long arrays make some of them slow.
+cdef inline void note_load(Peer *p, uint64_t took_ns, uint64_t clock_ns) noexcept nogil:
+    if clock_ns > SLOWEST_CLOCK_NS:
+        return
+    if took_ns > FAR_LOAD_NS + clock_ns:
+        p.far_loads = min(p.far_loads + 1, <int> MOST_FAR_LOADS)
+        p.far = p.far or p.far_loads == MOST_FAR_LOADS
+    else:
+        p.far_loads = max(p.far_loads - 1, 0)
+        p.far = p.far and p.far_loads > 0
 
 
 # Measure the distance again, since virtual CPUs move: time the load of a word that the receiver stores whenever it has
 # taken a quarter of the ring. The first two readings of the clock tell how long a reading takes.
 cdef inline void measure_distance(const Group *g, Peer *p, const Message *message) noexcept nogil:
     cdef uint64_t passed = p.out.position - p.distance_at
-    cdef uint64_t before_ns, begin_ns, took_ns
-    if message.nbytes < g.tuning.far_stream_nbytes or g.header.forced_path or passed < p.out.nbytes // 4:
+    cdef uint64_t before_ns, begin_ns
+    if g.header.forced_path or passed < p.out.nbytes // 4:
+        return
+    if message.nbytes < min(g.tuning.far_stream_nbytes, <uint64_t> LONG_CALL_NBYTES):
         return
     if message.out.offset == 0 and passed > p.out.nbytes:   # since then the word may have left all caches
         p.distance_at = p.out.position
@@ -59,14 +74,24 @@ cdef inline void measure_distance(const Group *g, Peer *p, const Message *messag
     begin_ns = sr_now_ns()
     if not sr_ring_load_taken(&p.out):   # the receiver has not stored it, so it may be in this core's cache
         return
-    took_ns = sr_now_ns() - begin_ns
+    note_load(p, sr_now_ns() - begin_ns, begin_ns - before_ns)
     p.distance_at = p.out.position
-    if begin_ns - before_ns > SLOWEST_CLOCK_NS:
-        return
-    if took_ns > FAR_LOAD_NS + (begin_ns - before_ns):
-        p.far_loads = min(p.far_loads + 1, <int> MOST_FAR_LOADS)
-    else:
-        p.far_loads = max(p.far_loads - 1, 0)
+
+
+# Return the state of a message's offer. A long message's state tells the distance, too, when the receiver has changed
+# it.
+cdef inline int load_offer_state(Peer *p, Message *message) noexcept nogil:
+    cdef uint64_t before_ns, begin_ns
+    cdef int state
+    if message.nbytes < LONG_CALL_NBYTES:
+        return sr_offer_state(message.offer)
+    before_ns = sr_now_ns()
+    begin_ns = sr_now_ns()
+    state = sr_offer_state(message.offer)
+    if state != message.offer_state:
+        note_load(p, sr_now_ns() - begin_ns, begin_ns - before_ns)
+        message.offer_state = state
+    return state
 
 
 # True if messages of this length are written into the ring by streaming stores, but for short pieces (sr_ring_copy).
@@ -151,7 +176,9 @@ cdef inline void begin_send(Matching *m, Peer *p, Message *message) noexcept nog
         return
     trials = trials_of(p, message)
     if not trials.used:
-        init_trials(trials, message.path, message.nbytes, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
+        init_trials(trials, message.path, is_far(m.g, p), message.nbytes, WINDOW_CALLS, MOST_SEND_GAPS, m.ring_nbytes)
+    if not m.g.oversubscribed:   # else the distance changes with every switch between ranks
+        note_distance(trials, message.nbytes, is_far(m.g, p))
     message.trials = trials
     message.path = trials.path
     if is_timed(trials):

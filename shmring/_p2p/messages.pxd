@@ -82,6 +82,7 @@ cdef struct Message:
     uint64_t gap_ns          # time since the message before it of its class
     Offering offering
     sr_offer *offer          # in the ring; valid while OFFERED
+    int offer_state          # as last loaded
     uint64_t offered_ns
 
 
@@ -124,7 +125,8 @@ cdef struct Peer:
     int lane                 # local rank; -1: the peer is on another host, and
     sr_channel *channel      # ... this channel replaces the rings; NULL for a peer of this host
     sr_ring_end out          # to the peer; open unless out.ring is NULL
-    int far_loads            # see is_far
+    bint far                 # the receiver's core is far away
+    int far_loads            # number of slow loads, less the fast ones; 0 to MOST_FAR_LOADS
     uint64_t distance_at     # position of `out` when the distance was last measured
     sr_ring_end inward       # from the peer; open once the peer is among the sources
     Message *first_send      # in order; only the first one is being sent

@@ -15,6 +15,7 @@ from .._core.spsc_ring cimport (
     sr_frame, sr_offer, sr_offer_answer, sr_offer_at, sr_offer_begin, sr_offer_put, sr_offer_stage, sr_offer_state,
     sr_ring_has_room, sr_ring_message_nbytes, sr_ring_peek, sr_ring_push, sr_ring_take,
 )
+from .message_path cimport load_offer_state
 from .messages cimport NO_OFFER, OFFERED, STAGED, TO_BE_READ, UNDER_WAY, VOID, Matching, Message, Peer
 
 
@@ -39,9 +40,10 @@ cdef inline int push_offer(Peer *p, Message *message) noexcept nogil:
         if sr_ring_has_room(&p.out, SR_CACHE_LINE):
             message.offer = sr_offer_put(&p.out, &message.out.head, message.address, message.block)
             message.offering = OFFERED
+            message.offer_state = SR_OFFER_OPEN
             message.offered_ns = sr_now_ns()
         return SR_RING_WAIT
-    state = sr_offer_state(message.offer)
+    state = load_offer_state(p, message)
     if state == SR_OFFER_READ:
         return SR_RING_WHOLE
     if state != SR_OFFER_REFUSED and not (state == SR_OFFER_OPEN and is_overdue(message) and fits_into_ring(p, message)
