@@ -67,23 +67,23 @@ def test_only_shared_arrays_are_read_without_the_kernel(world_of):
     assert world_of(2, SHMRING_SINGLE_COPY="4M")(send_one, "private") == [0, 0]
 
 
-def count_changes(comm):
-    """Return how often the path of a message differs from that of the one before it."""
-    x, seen = np.ones(1 << 16), [0]
-    for _ in range(1200):
-        if comm.rank == 0:
-            comm.send(x, 1)
-        else:
-            comm.recv(x, 0)
-        seen.append(in_place(comm))
-    comm.barrier()
-    return np.count_nonzero(np.diff(np.diff(seen)))
+def see_changes(comm, wanted):
+    """Send until the path of a message has differed `wanted` times from that of the one before it."""
+    x, seen, stop = np.ones(1 << 16), [0, 0], time.monotonic() + SOON_S
+    while comm.broadcast_object(np.count_nonzero(np.diff(np.diff(seen))), 1) < wanted:
+        assert time.monotonic() < stop
+        for _ in range(100):
+            if comm.rank == 0:
+                comm.send(x, 1)
+            else:
+                comm.recv(x, 0)
+            seen.append(in_place(comm))
 
 
 def test_the_other_path_is_tried_again_and_again(world_of):
     """Else a wrong measurement at the start, when the ring is cold, would hold for ever."""
     skip_unless_allowed(world_of)
-    assert world_of(2, SHMRING_SINGLE_COPY="auto")(count_changes)[1] >= 4  # a trial has a begin and an end
+    world_of(2, SHMRING_SINGLE_COPY="auto")(see_changes, 4)  # a trial has a begin and an end
 
 
 def send_by_size(comm):
