@@ -10,7 +10,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .._core.descriptor cimport finish, may_ping, step_lines, write_descriptor
 from .._core.group cimport (
     BY_CHAIN, DONE, EXSCAN, PROGRESSED, REDUCE, SCAN, Call, Cursor, Group, begin_call, blocked_on, check_line, counter,
-    is_moved, is_scan, publish, publish_line, repeats_last, see_calls_before, takes,
+    is_moved, is_scan, limit_unverified, publish, publish_line, repeats_last, takes,
 )
 from .._core.kernels cimport sr_dtype_is_widened
 from .._core.placement cimport streams_out
@@ -92,7 +92,7 @@ cdef inline int step_line_before(Group *g, Call *c) noexcept nogil:
         return step_lines(g, c)
     if g.rank > 0:
         status = check_line(g, c, g.rank - 1, c.seq, c.fingerprint)
-    return see_calls_before(g, c) if status == DONE else status
+    return limit_unverified(g, c) if status == DONE else status
 
 
 cdef inline bint partial_is_there(Group *g, Call *c) noexcept nogil:

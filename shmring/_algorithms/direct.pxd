@@ -56,7 +56,7 @@ cdef inline void enter_direct(Group *g, Call *c) noexcept nogil:
     c.stage.position = c.fold.position = c.copy.position = g.position
 
 
-# The bytes of a chunk's slot, which has room for any rank's skew.
+# The bytes of a chunk's slot, which has room for the skew of any rank's data (see skew_of in descriptor.pxd).
 cdef inline size_t room_of(Group *g, Call *c, size_t nbytes) noexcept nogil:
     return g.size * pitch_of(g, nbytes) if c.swaps_places else nbytes + SR_CACHE_LINE
 
@@ -85,6 +85,8 @@ cdef inline size_t slice_begin(Group *g, Call *c, size_t nbytes, int owner) noex
 
 # ---- steps -------------------------------------------------------------------------------------------------------
 
+# A rank stages up to two chunks ahead of what it has folded, then folds, then copies results, and stages further ahead
+# only if it would wait otherwise. Until the lines of all ranks are there, it only stages.
 cdef inline int step_direct(Group *g, Call *c) noexcept nogil:
     cdef int status
     cdef bint stages, copies

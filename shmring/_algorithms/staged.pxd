@@ -11,8 +11,8 @@ from libc.string cimport memcpy
 from .._core.descriptor cimport finish, may_ping, offers_in_place, step_lines, write_descriptor
 from .._core.group cimport (
     BLOCKED, BROADCAST, DONE, FAR, GATHER, NEAR, PROGRESSED, REDUCE, SCATTER, SMALL, TINY, Call, Cursor, Group,
-    await_lines, begin_call, blocked_on, check_line, count_path, counter, gives, is_late, is_scan, is_split, line_of,
-    piece_for, piece_of_x, publish, publish_line, repeats_last, runs_here, see_calls_before, takes,
+    await_lines, begin_call, blocked_on, check_line, count_path, counter, gives, is_late, is_scan, is_split,
+    limit_unverified, line_of, piece_for, piece_of_x, publish, publish_line, repeats_last, runs_here, takes,
 )
 from .._core.placement cimport (
     goes_backwards, keeps_to_window, pieces_nbytes, place_of_piece, prefetch_next_slot, streams_slots, swapped_slot,
@@ -95,7 +95,7 @@ cdef inline int await_givers(Group *g, Call *c) noexcept nogil:
             if status != DONE:
                 return blocked_on_giver(g, c) if status == BLOCKED else status
         c.giver += 1
-    return see_calls_before(g, c)
+    return limit_unverified(g, c)
 
 
 # As blocked_on_line: wait for the ranks of this CPU first, since all of them enter the call, also those that give
@@ -176,6 +176,9 @@ cdef inline void enter_staged(Group *g, Call *c) noexcept nogil:
     c.stage.position = c.copy.position = g.position
 
 
+# The first step publishes the line, after it has staged the first chunk. While lines are missing, a rank stages as much
+# as it has credit for. After that it stages up to two chunks ahead of what it has taken, then takes, and stages further
+# ahead only if it would wait otherwise.
 cdef inline int step_staged(Group *g, Call *c) noexcept nogil:
     cdef bint stages
     cdef int status
@@ -234,7 +237,8 @@ cdef inline void skip_taking(Group *g, Call *c) noexcept nogil:
     give_credit(g, c.copy.position)
 
 
-# True if the next chunk may be taken: out may overwrite x, so the same chunk of x must be staged before.
+# True if this rank may take its next chunk. Taking writes to out, which may be x, so the same chunk of x must have been
+# staged before.
 cdef inline bint can_take(Group *g, Call *c) noexcept nogil:
     return c.copy.offset < c.nbytes and (c.copy.offset < c.stage.offset or not gives(g, c, g.rank))
 

@@ -16,7 +16,7 @@ cdef class Collectives:
     cdef object segment           # the communicator's memory
     cdef int fd                   # of the segment, to allocate the pages of rings
     cdef bint staging_ready
-    cdef unsigned long allocator         # the thread that allocates the staging buffer; 0: none
+    cdef unsigned long allocating_thread   # the thread that allocates the staging buffer; 0: none
 
     cdef object run(self, int kind, object x, object op, object root, object out, object like, object algorithm,
                     object async_op, object timeout, object options=*)

@@ -678,15 +678,15 @@ cdef class Collectives:
     cdef int allocate_staging(self) except -1:
         cdef const Group *g = &self.engine.g
         cdef unsigned long thread = <unsigned long> PyThread_get_thread_ident()
-        if self.allocator == thread:   # a signal handler or a destructor makes this call
+        if self.allocating_thread == thread:   # a signal handler or a destructor makes this call
             raise RuntimeError(TAKEN)
-        while self.allocator != 0 and self.engine.closed_because is None:
+        while self.allocating_thread != 0 and self.engine.closed_because is None:
             with nogil:
                 sr_yield()
             PyErr_CheckSignals()
         if self.engine.closed_because is not None or self.staging_ready:
             return 0   # run_call raises Closed
-        self.allocator = thread
+        self.allocating_thread = thread
         try:
             offset, nbytes = sr_layout_staging_offset(g.size, g.staging_nbytes, g.rank), g.staging_nbytes
             segments.allocate(self.fd, offset, nbytes, purpose="a staging buffer")
@@ -695,7 +695,7 @@ cdef class Collectives:
             self.engine.abort_by_exception(error, True, False, b"allocating its staging buffer")
             raise
         finally:
-            self.allocator = 0
+            self.allocating_thread = 0
         self.staging_ready = True
         return 0
 
@@ -774,14 +774,14 @@ cdef class Collectives:
                                  "several: leave it \"auto\", or call it on comm.split(comm.node)")
         return 0
 
-    # Set the transfer between hosts; return the residuals that keep rounding errors.
+    # Set the groups of hosts and the format of the data between hosts. Return the residuals that keep rounding errors.
     cdef object fill_internode(self, Call *c, object x, object options):
         wire, group_size, _ = options or (None, None, None)
         if group_size is not None:
             c.hosts_in_group = shapes.check_group_size(group_size, self.place.num_hosts)
         return self.fill_wire(c, x, <uintptr_t> c.x, wire)
 
-    # place: the address of the reduced data in x, or a hash of those of several arrays, of which x is the first.
+    # place: the address of the reduced data in x, or a hash of those in several arrays, of which x is the first.
     cdef object fill_wire(self, Call *c, object x, uint64_t place, object wire):
         cdef int number = self.default_wire if wire is None else number_named(WIRE_NUMBERS, wire, "wire")
         cdef bint is_small = self.engine.g.inter == NULL or c.nbytes <= inter_of(&self.engine.g).small_nbytes

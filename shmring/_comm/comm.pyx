@@ -704,7 +704,7 @@ cdef class Comm(Allocation):
 
     # True while a thread is in a call of messages, or allocates the staging buffer for another call.
     cdef bint is_in_use(self) noexcept:
-        return self.endpoint.is_messaging or self.allocator != 0
+        return self.endpoint.is_messaging or self.allocating_thread != 0
 
     cdef int release_resources(self) except -1:
         self.engine.set_shared_arrays(None)

@@ -215,7 +215,7 @@ cdef struct Call:
     bint swaps_places          # pairs of ranks swap places in their staging buffers, see placement
     bint backwards             # chunks go from the last to the first
     size_t window_nbytes       # the part of the staging buffers that a long message uses: all, or what stays cached
-    Cursor stage, fold, down, copy
+    Cursor stage, fold, down, copy   # one for each stage of a pipeline; down: results go down a tree
 
 
 # Return whether a sequence number or position is before another one. Both wrap.
@@ -589,8 +589,9 @@ cdef inline bint repeats_last(Group *g, Call *c) noexcept nogil:
             and c.fingerprint == line_of(g, g.rank, c.seq - REPEATS).fingerprint)
 
 
-# End a call that went ahead and has seen the lines that it needs. If too many calls are unverified, verify all of them.
-cdef inline int see_calls_before(Group *g, Call *c) noexcept nogil:
+# Set lines_seen of a call that goes ahead: the lines that it needs have arrived. If too many calls are unverified,
+# verify all of them before.
+cdef inline int limit_unverified(Group *g, Call *c) noexcept nogil:
     cdef int status = DONE
     if is_before(g.verified + MOST_AHEAD, c.seq):
         status = verify(g, c, c.seq)   # all of them, so that the next calls need not wait

@@ -131,11 +131,11 @@ cdef inline bint writes_back(Group *g, Call *c) noexcept nogil:
             and not streams_slots(g, c))
 
 
-# True if pairs of ranks may swap places. A slot then has a line for each slice in addition, which must be little.
+# True if pairs of ranks may swap places. This adds a line for each slice to a slot, which must be little of the slot.
 cdef inline bint may_swap_places(Group *g, Call *c) noexcept nogil:
-    cdef size_t in_addition = <size_t> g.size * SR_CACHE_LINE
+    cdef size_t added_nbytes = <size_t> g.size * SR_CACHE_LINE
     return (may_swap(g) and not writes_back(g, c) and c.algorithm != MASTER
-            and g.tuning.cached_chunk_nbytes >= 16 * in_addition)
+            and g.tuning.cached_chunk_nbytes >= 16 * added_nbytes)
 
 
 # The bytes from one place to the next in a slot in which ranks swap places: the longest slice of the chunk, and a line,

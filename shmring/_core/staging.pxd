@@ -95,8 +95,8 @@ cdef inline bint has_credit(Group *g, uint64_t end) noexcept nogil:
     return not is_before(g.credit, needed)
 
 
-# Block on the first rank that has not given credit. For a rank that can do nothing else, not even read. Pairs with
-# give_credit.
+# Block on the first rank that has not given credit. The caller has nothing else to do: not even data to read, for which
+# other ranks may wait. PROGRESSED if all ranks have given credit meanwhile. Pairs with give_credit.
 cdef inline int blocked_on_credit(Group *g, Call *c, uint64_t end) noexcept nogil:
     cdef uint64_t needed = end - g.lap_nbytes
     cdef int rank

@@ -94,7 +94,7 @@ cdef inline uint64_t moved_nbytes(Group *g, Call *c, const Call *before) noexcep
 cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
     # A call over several hosts: its local steps are traced.
     cdef bint is_outer = g.inter != NULL and (c.recorded_as == NULL or c.named == ELECTION)
-    cdef uint64_t before_it = t.nslices
+    cdef uint64_t nslices_before = t.nslices
     cdef uint64_t over_wire = g.stats.bytes_over_wire
     cdef Call before
     cdef uint64_t begin_ns = sr_now_ns()
@@ -105,7 +105,7 @@ cdef inline int step_traced(Trace *t, Group *g, Call *c) noexcept nogil:
     status = c.step(g, c)
     end_ns = t.stepped_ns = sr_now_ns()
     if is_outer:
-        traced = TRACED_WIRE if g.stats.bytes_over_wire != over_wire and t.nslices == before_it else NTRACED
+        traced = TRACED_WIRE if g.stats.bytes_over_wire != over_wire and t.nslices == nslices_before else NTRACED
     else:
         traced = work_of(g, c, &before, status)
     if status == BLOCKED and traced == NTRACED and t.blocked_ns != 0:

@@ -1,7 +1,7 @@
 /* The call lines of src/layout.h, as shmring/_core/group.pxd writes, reads and verifies them. Call k uses line k mod
    LINES, and a rank publishes call k only after it has seen every rank's line of call k - LINES / 2. So no line is
    written while a rank may still read it, and all ranks notice a rank that makes a different call. Read it together
-   with publish_line, verify and see_calls_before.
+   with publish_line, verify and limit_unverified.
 
    A line is torn from the moment that its owner begins to write it until it is whole. In every call each rank may see
    all lines, or go ahead: it reads one other line, or none, as in a broadcast, a reduction or a chain, and sees the
@@ -81,7 +81,7 @@ proctype rank(byte me)
 #ifdef NO_VERIFY
         verified = call;
 #endif
-        /* see_calls_before, or await_lines */
+        /* limit_unverified, or await_lines */
         if
         :: reads_all || verified + MOST_AHEAD < call ->
             do
