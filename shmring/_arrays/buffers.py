@@ -29,7 +29,7 @@ class Buffer:
     owner: object
 
 
-_OBJECT_CALLS = "the object calls, as broadcast_object, take any object"
+_OBJECT_CALLS = "the object calls, such as broadcast_object, take any object"
 
 
 def take(x: Any, what: str, tensor_in: Callable[[object], tuple[Any, ...]]) -> Buffer:
@@ -54,7 +54,7 @@ def take(x: Any, what: str, tensor_in: Callable[[object], tuple[Any, ...]]) -> B
 
 def _instead_of(x: Any) -> str:
     if x is None:
-        return "pass an array; the object calls, as broadcast_object, need none on ranks that only receive"
+        return "pass an array; object calls, such as broadcast_object, need none on ranks that only receive"
     if isinstance(x, (str, bytes)):
         return _OBJECT_CALLS
     return "for a single number pass a 0-d array, created as a = np.array(value)"

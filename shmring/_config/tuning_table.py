@@ -104,7 +104,7 @@ def _checked(tables: Any, limits: Limits) -> dict[int, Table]:
         if not (isinstance(ranks, str) and ranks.isascii() and ranks.isdigit() and len(ranks) < 6):
             raise Unusable(f"{ranks!r:.40} is not a number of ranks")
         if not isinstance(table, dict) or not set(table) <= set(DISTANCES):
-            raise Unusable(f"the table of {ranks} ranks is not by distance ({', '.join(DISTANCES)})")
+            raise Unusable(f"the entry of {ranks} ranks has a key other than {', '.join(DISTANCES)}")
         for values in table.values():
             _check_values(values, limits)
         found[int(ranks)] = {distance: dict(values) for distance, values in table.items()}
@@ -113,7 +113,7 @@ def _checked(tables: Any, limits: Limits) -> dict[int, Table]:
 
 def _check_values(values: Any, limits: Limits) -> None:
     if not isinstance(values, dict):
-        raise Unusable("a table holds names and numbers")
+        raise Unusable("it has a table that is not a JSON object of names and numbers")
     for name, value in values.items():
         if name not in limits:
             raise Unusable(f"it names {name!r:.40}, which this version of shmring does not know")

@@ -146,8 +146,8 @@ def spawn(
     call: _Call = (fn, tuple(args), dict(kwargs or {}))
     if multiprocessing.current_process().daemon:
         raise RuntimeError(
-            "spawn in a daemonic process, which may have no children, as a worker of multiprocessing.Pool: "
-            "use concurrent.futures.ProcessPoolExecutor, or Process(daemon=False)"
+            "spawn in a daemonic process, such as a worker of multiprocessing.Pool, which may have no "
+            "children: use concurrent.futures.ProcessPoolExecutor, or Process(daemon=False)"
         )
     method = _checked_method(method) or _default_method(fn)
     payload = b"" if method == "fork" else _pickle_call(call)
@@ -268,8 +268,8 @@ def _pickle_call(call: _Call) -> bytes:
     if cloudpickle is None and not isinstance(problem, RuntimeError):
         raise TypeError(
             f"{call[0]!r} and its arguments cannot be sent to the ranks by pickle "
-            f"({problem or 'they live in this session'}): pip install cloudpickle, use a function of a "
-            'module, or method="fork"'
+            f"({problem or 'they are defined in this session'}): pip install cloudpickle, use a function "
+            'of a module, or method="fork"'
         ) from problem
     try:
         return bytes((cloudpickle or pickle).dumps(call, protocol=5))

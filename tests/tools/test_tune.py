@@ -73,7 +73,7 @@ DAMAGES = {
     "machine": ({"machine": {"cpu": "another", "cpus": 3}}, "another machine"),
     "no tables": ({"tables": None}, "no tables"),
     "ranks": ({"tables": {"two": {}}}, "not a number of ranks"),
-    "distance": ({"tables": {"2": {"middle": {}}}}, "not by distance"),
+    "distance": ({"tables": {"2": {"middle": {}}}}, "a key other than any, near, far"),
     "values": ({"tables": {"2": {"any": [1]}}}, "names and numbers"),
     "name": ({"tables": values(speed=7)}, "does not know"),
     "too large": ({"tables": values(chunk_nbytes=1 << 40)}, "chunk_nbytes is 1099511627776; allowed"),

@@ -329,7 +329,7 @@ def test_structures_are_not_split(world_of):
     assert world_of(2)(split_structures) == [[(0, 0.0), (1, 0.0)], [(0, 1.0), (1, 1.0)]]
 
 
-OBJECTS = r"dtype object.*convert.*object calls, as broadcast_object, take any object"
+OBJECTS = r"dtype object.*convert.*object calls, such as broadcast_object, take any object"
 REFUSED_EVERYWHERE = {
     "objects": (np.zeros(3, object), TypeError, OBJECTS),
     "objects' interface": (Interface(np.zeros(3, object)), TypeError, OBJECTS),
