@@ -81,8 +81,8 @@ cdef inline size_t send_half(Group *g, Call *c, size_t transfer, unsigned char *
 
 
 # The index-th rank from which this rank takes data in a transfer; -1: there are no more. In the first step a core rank
-# takes data from every rank with the same remainder, later from its peer alone. The other ranks do not reduce; they
-# take what their core rank reduced, and then what it takes.
+# takes data from every rank that has the same remainder modulo `half`, later from its peer alone. The other ranks do
+# not reduce; they take what their core rank reduced, and then what it takes.
 cdef inline int partner(Group *g, Call *c, size_t transfer, int index) noexcept nogil:
     cdef Step s = step_of(g, c, transfer)
     cdef int core = g.rank & ((1 << s.steps) - 1)

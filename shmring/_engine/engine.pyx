@@ -295,7 +295,7 @@ cdef class Engine(State):
 
     # Raise the error of the abort word, the same on every rank of this host. Before that, notify the other hosts and
     # make this rank's shared arrays private. If a signal handler raises meanwhile, its exception is raised instead,
-    # after both. beside: this thread may not be that of the collectives.
+    # after both. beside: the calling thread need not be the one that makes the collectives.
     cdef int raise_abort_error(self, bint beside=False) except -1:
         cdef int _attempt
         error = interrupt = None

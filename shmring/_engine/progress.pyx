@@ -305,8 +305,8 @@ cdef int step_until(Queue *q, Task *t, uint64_t until_ns) noexcept nogil:
     return DONE
 
 
-# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. A status other
-# than SIGNALLED ends this, and is left to the thread that waits for the task.
+# Step the queue until until_ns for the thread that has issued a task. Python's signals are not checked. Return earlier
+# at a status other than SIGNALLED: the thread that waits for the task handles it.
 cdef void linger(Queue *q, Task *t, uint64_t until_ns) noexcept:
     cdef int status = SIGNALLED
     sr_flag_set(&q.nwaiters, sr_flag_load(&q.nwaiters) + 1)

@@ -38,8 +38,8 @@ static inline sr_c128 sr_multiply_c128(sr_c128 a, sr_c128 b) {
 /* ---- from memory to the accumulator and back ---- */
 #define SR_AS_IS(x) (x)
 
-/* Truth is a matter of bits: an item is true if a bit of its dtype's mask is set. `parameter`, the dtype, must be in
- * scope. The accumulator is 1 or 0; `one` is the dtype's one. */
+/* The truth of items for land, lor and lxor: an item is true if a bit of its dtype's mask is set. `parameter`, the
+ * dtype, must be in scope. The accumulator is 1 or 0; `one` is the dtype's one. */
 static const struct { uint64_t mask, one; } sr_truth[SR_DTYPES] = {
     [SR_U8] = {UINT8_MAX, 1},
     [SR_U16] = {UINT16_MAX, 1},

@@ -181,9 +181,9 @@ static void sr_fold_in_step(const struct sr_runner *runner, struct sr_work w, si
     }
 }
 
-/* Fold to dsts that do not: results go through a stage in the L1 cache, and each dst takes its complete lines from
- * there. The begin of an incomplete line waits for the next stage, which therefore begins with the last line of this
- * one. */
+/* Fold to dsts that reach their line boundaries at different items. Results go through a stage in the L1 cache, and
+ * each dst takes its complete lines from there. The begin of an incomplete line waits for the next stage, which
+ * therefore begins with the last line of this one. */
 static void sr_fold_staged(const struct sr_runner *runner, struct sr_work w) {
     char stage[SR_LINE_NBYTES + SR_STAGE_NBYTES] __attribute__((aligned(SR_LINE_NBYTES)));
     char *const fresh = stage + SR_LINE_NBYTES;
