@@ -511,7 +511,7 @@ cdef void keep_unexpected(Matching *m, UnexpectedMessage *unexpected) noexcept n
         m.last_unexpected.next = unexpected
     m.last_unexpected = unexpected
     offer_unexpected(m, unexpected)
-    if unexpected.whole:   # a message to itself
+    if unexpected.whole:   # a message of this rank to itself
         return
     p.unexpected = unexpected
     p.receiver = NULL
@@ -659,7 +659,7 @@ cdef void open_remote_sources(Matching *m) noexcept nogil:
         if p.inward.ring == NULL and sr_flag_load(&channel.opened) != 0:
             sr_channel_read(m.channels, channel, &p.inward, &p.incoming, m.g.kernels.copy)
             add_source(m, channel.rank)
-            m.nheeded += 1
+            m.nchannels_read += 1
 
 
 # Publish all free room to the senders at once. A rank calls this before it sleeps.
@@ -706,7 +706,7 @@ cdef bint step_channels(Matching *m) noexcept nogil:
     if m.polls_remote_rarely and m.nsteps % STEPS_A_POLL != 0:
         return False
     moved = sr_channels_step(m.channels)
-    if sr_flag_load(&m.channels.nopened) != m.nheeded:
+    if sr_flag_load(&m.channels.nopened) != m.nchannels_read:
         open_remote_sources(m)
     return moved
 
@@ -763,8 +763,9 @@ cdef int step_until_complete(Matching *m, Message *message, int pauses) noexcept
     return DONE
 
 
-# Choose the number of pauses before a wait for this message, and set polls_remote_rarely if polls of other hosts can be
-# rare. Between polls of other hosts, yields cost little. If the sender shares this CPU, pausing is useless.
+# Return the number of pauses before a wait for this message, and set polls_remote_rarely if polls of other hosts can be
+# rare. If each pause comes with a poll of other hosts, a system call, few pauses are made: a yield costs little more. A
+# peer that shares this CPU cannot run while this rank pauses.
 cdef inline int pauses_for(Matching *m, Message *message, int pauses) noexcept nogil:
     m.polls_remote_rarely = m.channels == NULL or (message.peer != ANY and m.peer[message.peer].channel == NULL)
     if not m.polls_remote_rarely:

@@ -160,7 +160,7 @@ cdef struct Matching:
     int rank, size           # among the ranks of all hosts
     int *rank_of             # by lane
     sr_channels *channels    # channels to ranks of other hosts; NULL: there are none
-    uint64_t nheeded         # number of channels with arrived data that are already among the sources
+    uint64_t nchannels_read  # number of channels from which data have arrived and that are among the sources
     bint polls_remote_rarely   # no call waits for other hosts: poll their channels rarely
     uint32_t nsteps
     Peer *peer               # by rank

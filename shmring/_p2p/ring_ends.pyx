@@ -67,9 +67,9 @@ cdef class RingEnds:
         self._fd = -1
         self.watched_fd[SR_PRODUCER] = self.watched_fd[SR_CONSUMER] = -1
 
-    # Nothing is left to do after `close`, which an exception of a signal handler in a destructor may prevent. A pickle
-    # under way then cannot be loaded any more. The garbage collector may have unmapped the memory before, with the
-    # attributes of `mapping`.
+    # Usually `close` has done all of this. In a destructor, an exception of a signal handler may have prevented that;
+    # pickles of the ring that are under way then cannot be loaded any more. The garbage collector may have unmapped the
+    # memory before, with the attributes of `mapping`.
     def __dealloc__(self):
         if self.shared != NULL and self.mapping.address != 0:
             self.leave()
@@ -772,8 +772,8 @@ cdef class RingEnds:
                 self.check_if_due(side, room_nbytes)
                 if side == SR_PRODUCER and self.is_ready(side, room_nbytes):
                     return 0
-                what = "there is no room for it" if side == SR_PRODUCER else "nothing has come"
-                raise Timeout(f"{what} within the timeout; the ring stays as it is")
+                what = "there was no room for the item" if side == SR_PRODUCER else "no item came"
+                raise Timeout(f"{what} within the timeout; the ring can still be used")
             with nogil:
                 ready = self.sleep_and_poll(side, room_nbytes, deadline[0], &next_poll, &npolls)
         return 0
@@ -801,7 +801,8 @@ cdef class RingEnds:
             sr_event_sleep(event, generation, until_ns - now)
         return self.is_ready(side, room_nbytes)
 
-    # Sleep, and go on sleeping after a poll that finds nothing. What else a poll may find is for a thread with the GIL.
+    # Sleep, and go on sleeping after a poll that finds nothing. Return if a poll finds something else than a frame or
+    # room, too: the caller handles it with the GIL.
     cdef bint sleep_and_poll(self, int side, uint64_t room_nbytes, uint64_t deadline, uint64_t *next_poll,
                              int *npolls) noexcept nogil:
         cdef sr_watcher watcher
