@@ -15,12 +15,12 @@ class Broadcast(RingBase):
 
     Create it and send it to the other processes. It travels as an argument of `multiprocessing.Process`,
     and in any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. The processes must be of
-    one user, on one machine, and see each other in `/proc`. The process that made the ring, even if it has
-    closed it, has to live until a pickle has been loaded; another process that sends it keeps it open. The
-    process that puts first is the writer; each process that gets is a reader. The writer waits for the
-    slowest reader, or with `drop` for none. A reader that closes or dies is no longer waited for. The
-    memory has no name. `with` closes the ring and notifies the other processes: if an exception leaves the
-    block of the writer, readers get Aborted in place of Closed.
+    one user, on one machine, and see each other in `/proc`. The process that made the ring has to live
+    until its pickles have been loaded, and may close the ring earlier; any other process that sends the
+    ring has to keep it open until then. The process that puts first is the writer; each process that gets
+    is a reader. The writer waits for the slowest reader, or with `drop` for none. A reader that closes or
+    dies is no longer waited for. The memory has no name. `with` closes the ring and notifies the other
+    processes: if an exception leaves the block of the writer, readers get Aborted in place of Closed.
 
     Parameters
     ----------

@@ -12,11 +12,11 @@ class Ring(RingBase):
 
     Create it and send it to the other process. It travels as an argument of `multiprocessing.Process`, and
     in any pickle: in a `Queue`, a `Pipe`, a `Pool` or a `ProcessPoolExecutor`. The processes must be of one
-    user, on one machine, and see each other in `/proc`. The process that made the ring, even if it has
-    closed it, has to live until a pickle has been loaded; another process that sends it keeps it open. One
-    process puts and the other gets: each side belongs to the process that uses it first. The memory has no
-    name. `with` closes the ring and notifies the other side: if an exception leaves the block of the
-    process that puts, the other one gets Aborted in place of Closed.
+    user, on one machine, and see each other in `/proc`. The process that made the ring has to live until
+    its pickles have been loaded, and may close the ring earlier; any other process that sends the ring has
+    to keep it open until then. One process puts and the other gets: each side belongs to the process that
+    uses it first. The memory has no name. `with` closes the ring and notifies the other side: if an
+    exception leaves the block of the process that puts, the other one gets Aborted in place of Closed.
 
     Parameters
     ----------

@@ -233,8 +233,8 @@ class RingBase(RingEnds):
 
     # -- methods that RingEnds calls --
 
-    def _come(self) -> tuple[int, int]:
-        """Register this process as the user of a side: it will close the ring when it ends."""
+    def _use_side(self) -> tuple[int, int]:
+        """Register this process as the user of a side: it closes the ring when it ends. Return `myself()`."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:  # children of multiprocessing do not run atexit handlers
             util.Finalize(self, _close_quietly, args=(weakref.ref(self),), exitpriority=0)

@@ -573,7 +573,7 @@ cdef class RingEnds:
 
     # Make this process the owner of a side.
     cdef int take_side(self, int side) except -1:
-        pid, start_time = self._come()
+        pid, start_time = self._use_side()
         if side == SR_PRODUCER:
             self.become_writer(pid, start_time)
         else:

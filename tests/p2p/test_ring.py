@@ -615,7 +615,7 @@ def interrupted(*_):
 def test_an_exception_in_the_first_call_leaves_the_side_usable(side, monkeypatch):
     with shmring.Ring(TINY) as ring:
         with monkeypatch.context() as patch:
-            patch.setattr(shmring.Ring, "_come", interrupted)  # Python code, in which signal handlers run
+            patch.setattr(shmring.Ring, "_use_side", interrupted)  # Python code, in which signal handlers run
             with pytest.raises(KeyboardInterrupt):
                 ring.get() if side == "get" else ring.put(b"first")
         ring.put(b"next", ENOUGH_S)
@@ -636,10 +636,10 @@ def test_nothing_comes_between_in_the_first_call(make, side, monkeypatch):
         return come(ring)
 
     with make(TINY) as ring:
-        come, refused = type(ring)._come, []
+        come, refused = type(ring)._use_side, []
         if side == "get":
             ring.put(b"first")
-        monkeypatch.setattr(type(ring), "_come", interrupted)
+        monkeypatch.setattr(type(ring), "_use_side", interrupted)
         if side == "put":
             ring.put(b"first", ENOUGH_S)
             assert len(refused) == 2
