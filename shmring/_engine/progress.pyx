@@ -457,7 +457,7 @@ cdef void serve() noexcept nogil:
             sr_yield()
             continue
         if background.news != 0:
-            sleep_internode(wakeups)
+            sleep_on_connections(wakeups)
             continue
         memset(&waitset, 0, sizeof(waitset))
         if sr_waitset_enter(&waitset, &background.wakeups, wakeups + 1, &wakeup_event) and go_round(&waitset) == found:
@@ -485,8 +485,8 @@ cdef bint blocked_long() noexcept nogil:
     return now - background.blocked_since_ns > SPIN_NS
 
 
-# No sleep ends by both connections and flags, so sleep on the connections, briefly at first, then longer.
-cdef void sleep_internode(uint64_t wakeups) noexcept nogil:
+# Sleep on the connections to other hosts. A flag does not end such a sleep, so it is short at first, then longer.
+cdef void sleep_on_connections(uint64_t wakeups) noexcept nogil:
     cdef uint64_t blocked_ns = sr_now_ns() - background.blocked_since_ns
     cdef uint64_t ignored = 0
     sr_flag_publish(&background.at_news, 1, &wakeup_event)
@@ -616,10 +616,10 @@ cdef inline bint warning_is_due(Group *g, uint64_t now) noexcept nogil:
 #                   oldest
 #
 # When the oldest call has a priority, the queue first runs its own *election*: a tiny all_reduce(min) of the number of
-# calls from the oldest to the end of its run on each rank. Every rank has issued so many calls. They were issued and
-# reordered alike everywhere, so all ranks know the same calls. The call with the highest priority, the first one of
-# several, moves to the front. The queue is then as if this call had been issued there: numbers, waits, reaping and the
-# end need no special cases.
+# calls from the oldest to the end of its run on each rank. Every rank has issued the calls that the minimum counts.
+# They were issued and reordered alike everywhere, so all ranks know the same calls. The call with the highest priority,
+# the first one of several, moves to the front. The queue is then as if this call had been issued there: numbers, waits,
+# reaping and the end need no special cases.
 #
 #       B2 C1 D7 | e    min 2: all ranks issued C, not all D      ->   choose among B, C   ->   B2 C1 D7
 #       C1 D7    | e    min 2 once all ranks have issued D        ->   choose among C, D   ->   D7 C1
