@@ -599,9 +599,9 @@ cdef class Collectives:
         a.held = b.held = False
         try:   # one `except` for both errors: each costs a small call a hundredth
             number = self.root_of(kind, root)
-            given, out = out, self.out_of(kind, x, number, out, like)
-            _kept = self.fill_call(&c, &a, &b, kind, x, op, number, out, algorithm, timeout, options)
-            c.out_is_new = out is not given
+            result = self.out_of(kind, x, number, out, like)
+            _kept = self.fill_call(&c, &a, &b, kind, x, op, number, result, algorithm, timeout, options)
+            c.out_is_new = result is not out
             is_filled = True
             self.run_call(&c)
         except Exception as error:
@@ -613,7 +613,7 @@ cdef class Collectives:
         finally:
             release(&a)
             release(&b)
-        return return_value_of(&c, self.own_rank, out)
+        return return_value_of(&c, self.own_rank, result)
 
     # Reduce a number as an array of shape () and return the result as a number.
     cdef object run_number(self, int kind, object x, object op, object root, object out, object algorithm,
@@ -644,14 +644,14 @@ cdef class Collectives:
         cdef int number
         try:
             number = self.root_of(kind, root)
-            given, out = out, self.out_of(kind, x, number, out, like)
-            kept = self.fill_call(c, &work.a, &work.b, kind, x, op, number, out, algorithm, timeout, options)
-            c.out_is_new = out is not given
-            work.kept = (x, out, kept, storage_of(x), storage_of(out))
+            result = self.out_of(kind, x, number, out, like)
+            kept = self.fill_call(c, &work.a, &work.b, kind, x, op, number, result, algorithm, timeout, options)
+            c.out_is_new = result is not out
+            work.kept = (x, result, kept, storage_of(x), storage_of(result))
         except Exception:
             self.engine.refuse(kind)
             raise
-        work.return_value = return_value_of(c, self.own_rank, out)
+        work.return_value = return_value_of(c, self.own_rank, result)
         self.prepare_staging(c)
         self.engine.issue(work)
         return work
