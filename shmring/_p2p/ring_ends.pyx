@@ -166,7 +166,7 @@ cdef class RingEnds:
         if self.closed_because is not None:
             raise Closed(self.closed_because)
         if self.is_putting:
-            raise RuntimeError("another thread is putting into this ring; it takes one at a time")
+            raise RuntimeError("another thread is putting into this ring; only one at a time may put")
         self.is_putting = True   # before any code that may run Python: another thread may put or close meanwhile
         try:
             if not self.puts:
@@ -421,7 +421,7 @@ cdef class RingEnds:
         if self.closed_because is not None:
             raise Closed(self.closed_because)
         if self.is_getting:
-            raise RuntimeError("another thread is getting from this ring; it serves one at a time")
+            raise RuntimeError("another thread is getting from this ring; only one at a time may get")
         self.is_getting = True   # as in begin_put
         try:
             if not self.gets:
