@@ -13,70 +13,38 @@ from .constructors import Constructors, contents_of
 from .messages import Handle, TypeInfo, handle, simple, simple_with_gaps
 from .refused import refuse_methods
 
-_BASIC = {  # name in MPI: NumPy's character, and other names
-    "PACKED": ("B", ""),
-    "BYTE": ("B", ""),
-    "AINT": ("p", ""),
-    "OFFSET": ("p", ""),
-    "COUNT": ("p", ""),
-    "CHAR": ("c", ""),
-    "WCHAR": ("U1", ""),
-    "SIGNED_CHAR": ("b", ""),
-    "SHORT": ("h", "SIGNED_SHORT"),
-    "INT": ("i", "SIGNED_INT"),
-    "LONG": ("l", "SIGNED_LONG"),
-    "LONG_LONG": ("q", "SIGNED_LONG_LONG"),
-    "UNSIGNED_CHAR": ("B", ""),
-    "UNSIGNED_SHORT": ("H", ""),
-    "UNSIGNED": ("I", "UNSIGNED_INT"),
-    "UNSIGNED_LONG": ("L", ""),
-    "UNSIGNED_LONG_LONG": ("Q", ""),
-    "FLOAT": ("f", "FLOAT32_T"),
-    "DOUBLE": ("d", "FLOAT64_T"),
-    "LONG_DOUBLE": ("g", ""),
-    "C_BOOL": ("?", "BOOL"),
-    "INT8_T": ("b", "SINT8_T"),
-    "INT16_T": ("h", "SINT16_T"),
-    "INT32_T": ("i", "SINT32_T"),
-    "INT64_T": ("l", "SINT64_T"),
-    "UINT8_T": ("B", ""),
-    "UINT16_T": ("H", ""),
-    "UINT32_T": ("I", ""),
-    "UINT64_T": ("L", ""),
-    "FLOAT16_T": ("e", ""),
-    "C_COMPLEX": ("F", "C_FLOAT_COMPLEX"),
-    "C_DOUBLE_COMPLEX": ("D", ""),
-    "C_LONG_DOUBLE_COMPLEX": ("G", ""),
-    "CXX_BOOL": ("?", ""),
-    "CXX_FLOAT_COMPLEX": ("F", ""),
-    "CXX_DOUBLE_COMPLEX": ("D", ""),
-    "CXX_LONG_DOUBLE_COMPLEX": ("G", ""),
-    "CHARACTER": ("c", ""),
-    "LOGICAL": ("i", "F_BOOL"),
-    "INTEGER": ("i", "F_INT"),
-    "REAL": ("f", "F_FLOAT"),
-    "DOUBLE_PRECISION": ("d", "F_DOUBLE"),
-    "COMPLEX": ("F", "F_COMPLEX F_FLOAT_COMPLEX"),
-    "DOUBLE_COMPLEX": ("D", "F_DOUBLE_COMPLEX"),
-    "INTEGER1": ("b", ""),
-    "INTEGER2": ("h", ""),
-    "INTEGER4": ("i", ""),
-    "INTEGER8": ("l", ""),
-    "REAL2": ("e", ""),
-    "REAL4": ("f", ""),
-    "REAL8": ("d", ""),
-    "REAL16": ("g", ""),
-    "COMPLEX8": ("F", ""),
-    "COMPLEX16": ("D", ""),
-    "COMPLEX32": ("G", ""),
+# The predefined datatypes by NumPy's character, that of C first. Other names of one follow after a slash.
+_BASIC = {
+    "B": "UNSIGNED_CHAR PACKED BYTE UINT8_T",
+    "p": "AINT OFFSET COUNT",
+    "c": "CHAR CHARACTER",
+    "U": "WCHAR",
+    "b": "SIGNED_CHAR INT8_T/SINT8_T INTEGER1",
+    "h": "SHORT/SIGNED_SHORT INT16_T/SINT16_T INTEGER2",
+    "i": "INT/SIGNED_INT INT32_T/SINT32_T LOGICAL/F_BOOL INTEGER/F_INT INTEGER4",
+    "l": "LONG/SIGNED_LONG INT64_T/SINT64_T INTEGER8",
+    "q": "LONG_LONG/SIGNED_LONG_LONG",
+    "H": "UNSIGNED_SHORT UINT16_T",
+    "I": "UNSIGNED/UNSIGNED_INT UINT32_T",
+    "L": "UNSIGNED_LONG UINT64_T",
+    "Q": "UNSIGNED_LONG_LONG",
+    "?": "C_BOOL/BOOL CXX_BOOL",
+    "e": "FLOAT16_T REAL2",
+    "f": "FLOAT/FLOAT32_T REAL/F_FLOAT REAL4",
+    "d": "DOUBLE/FLOAT64_T DOUBLE_PRECISION/F_DOUBLE REAL8",
+    "g": "LONG_DOUBLE REAL16",
+    "F": "C_COMPLEX/C_FLOAT_COMPLEX CXX_FLOAT_COMPLEX COMPLEX/F_COMPLEX/F_FLOAT_COMPLEX COMPLEX8",
+    "D": "C_DOUBLE_COMPLEX CXX_DOUBLE_COMPLEX DOUBLE_COMPLEX/F_DOUBLE_COMPLEX COMPLEX16",
+    "G": "C_LONG_DOUBLE_COMPLEX CXX_LONG_DOUBLE_COMPLEX COMPLEX32",
 }
-_PAIRS = {  # of a value and a place; NumPy's character of the value, and other names
-    "SHORT_INT": ("h", ""),
-    "INT_INT": ("i", "TWOINT"),
-    "LONG_INT": ("l", ""),
-    "FLOAT_INT": ("f", ""),
-    "DOUBLE_INT": ("d", ""),
-    "LONG_DOUBLE_INT": ("g", ""),
+# Pairs of a value and a place, by NumPy's character of the value.
+_PAIRS = {
+    "h": "SHORT_INT",
+    "i": "INT_INT/TWOINT",
+    "l": "LONG_INT",
+    "f": "FLOAT_INT",
+    "d": "DOUBLE_INT",
+    "g": "LONG_DOUBLE_INT",
 }
 # Types that NumPy does not have. They are null, as in MPI libraries without them.
 _MISSING = [
@@ -338,90 +306,43 @@ def _make(constant: str, dtype: np.dtype[Any], size: int, char: str, code: str) 
 
 def _predefined() -> dict[str, Datatype]:
     found = {name: Datatype() for name in _MISSING}
-    for constant, (char, aliases) in _BASIC.items():
-        is_text = constant == "CHARACTER"  # operations are defined for CHAR, which is an integer
-        dtype = np.dtype("S1" if is_text else "b" if char == "c" else char)
-        char = "U" if char == "U1" else char
-        code = "U1" if char == "U" else "S1" if char == "c" else dtype.str[1:]
-        made = _make(constant, dtype, dtype.itemsize, char, code)
-        found.update(dict.fromkeys([constant, *aliases.split()], made))
-    for constant, (char, aliases) in _PAIRS.items():
+    for char, names in _BASIC.items():
+        code = np.dtype("U1" if char == "U" else char).str[1:]
+        for constant, *aliases in (each.split("/") for each in names.split()):
+            # Operations are defined for CHAR, which is an integer.
+            dtype = np.dtype("b" if constant == "CHAR" else code)
+            made = _make(constant, dtype, dtype.itemsize, char, code)
+            found.update(dict.fromkeys([constant, *aliases], made))
+    for char, names in _PAIRS.items():
+        constant, *aliases = names.split("/")
         dtype = np.dtype([("value", char), ("place", "i")], align=True)
-        size = np.dtype(char).itemsize + 4
-        made = _make(constant, dtype, size, "V", f"V{dtype.itemsize}")
-        found.update(dict.fromkeys([constant, *aliases.split()], made))
+        made = _make(constant, dtype, np.dtype(char).itemsize + 4, "V", f"V{dtype.itemsize}")
+        found.update(dict.fromkeys([constant, *aliases], made))
     return found
 
 
 DATATYPES = _predefined()
 DATATYPE_NULL, BYTE, INT = DATATYPES["DATATYPE_NULL"], DATATYPES["BYTE"], DATATYPES["INT"]
-PAIRS = [DATATYPES[name] for name in _PAIRS]
+PAIRS = [DATATYPES[names.partition("/")[0]] for names in _PAIRS.values()]
 handles.predefine(DATATYPES)
 
 # The datatypes of NumPy's characters in C, as the buffer protocol and array.array have them, then with sizes.
-_C_CODES = {
-    char: DATATYPES[name]
-    for char, name in {
-        "c": "CHAR",
-        "b": "SIGNED_CHAR",
-        "B": "UNSIGNED_CHAR",
-        "h": "SHORT",
-        "H": "UNSIGNED_SHORT",
-        "i": "INT",
-        "I": "UNSIGNED",
-        "l": "LONG",
-        "L": "UNSIGNED_LONG",
-        "q": "LONG_LONG",
-        "Q": "UNSIGNED_LONG_LONG",
-        "f": "FLOAT",
-        "d": "DOUBLE",
-        "g": "LONG_DOUBLE",
-        "?": "C_BOOL",
-        "e": "FLOAT16_T",
-        "p": "AINT",
-        "P": "AINT",
-        "n": "AINT",
-        "N": "COUNT",
-        "F": "C_FLOAT_COMPLEX",
-        "D": "C_DOUBLE_COMPLEX",
-        "G": "C_LONG_DOUBLE_COMPLEX",
-        "Zf": "C_FLOAT_COMPLEX",
-        "Zd": "C_DOUBLE_COMPLEX",
-        "Zg": "C_LONG_DOUBLE_COMPLEX",
-        "U": "WCHAR",
-        "S": "CHAR",
-        "w": "WCHAR",
-        "u": "WCHAR",
-        "s": "CHAR",
-        "a": "CHAR",
-        "m": "INT64_T",
-        "M": "INT64_T",
-    }.items()
+_C_NAMES = {char: names.split()[0].partition("/")[0] for char, names in _BASIC.items()} | {
+    **dict.fromkeys("Ssa", "CHAR"),
+    **dict.fromkeys("wu", "WCHAR"),
+    **dict.fromkeys("Pn", "AINT"),
+    **dict.fromkeys("mM", "INT64_T"),
+    "N": "COUNT",
+    "Zf": "C_COMPLEX",
+    "Zd": "C_DOUBLE_COMPLEX",
+    "Zg": "C_LONG_DOUBLE_COMPLEX",
 }
+_C_CODES = {char: DATATYPES[name] for char, name in _C_NAMES.items()}
 _SIZED_CODES = {
-    code: DATATYPES[name]
-    for code, name in {
-        "S1": "CHAR",
-        "U1": "WCHAR",
-        "i1": "INT8_T",
-        "i2": "INT16_T",
-        "i4": "INT32_T",
-        "i8": "INT64_T",
-        "u1": "UINT8_T",
-        "u2": "UINT16_T",
-        "u4": "UINT32_T",
-        "u8": "UINT64_T",
-        "f2": "FLOAT16_T",
-        "f4": "FLOAT",
-        "f8": "DOUBLE",
-        "f16": "LONG_DOUBLE",
-        "c8": "C_FLOAT_COMPLEX",
-        "c16": "C_DOUBLE_COMPLEX",
-        "c32": "C_LONG_DOUBLE_COMPLEX",
-        "b1": "C_BOOL",
-        "m8": "INT64_T",
-        "M8": "INT64_T",
-    }.items()
+    **{f"i{nbytes}": DATATYPES[f"INT{8 * nbytes}_T"] for nbytes in (1, 2, 4, 8)},
+    **{f"u{nbytes}": DATATYPES[f"UINT{8 * nbytes}_T"] for nbytes in (1, 2, 4, 8)},
+    **{np.dtype(char).str[1:]: _C_CODES[char] for char in "cefdgFDG?"},
+    **{f"{char}{nbytes}": _C_CODES[char] for char, nbytes in (("U", 1), ("m", 8), ("M", 8))},
 }
 _PREFIXED_CODES = {
     order + code: found for order in "|<=@" for code, found in {**_SIZED_CODES, **_C_CODES}.items()
