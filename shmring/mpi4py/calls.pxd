@@ -43,6 +43,7 @@ cdef class Pending:
     cdef public object work          # a Work or a Transfer; None if there is nothing to wait for
     cdef public object result        # what `finish` returned
     cdef object outcome
+    cdef object prepare              # of a persistent call of items with gaps: returns the call of each start
     cdef readonly object failure     # the exception of a call that has failed, until `settle` raises it
     cdef readonly int number         # of a persistent collective, in the order in which they were made; else 0
     cdef bint is_complete

@@ -221,14 +221,15 @@ cdef class Call:
     cpdef object set_number(self, int number):
         """Let this persistent collective meet only those of the same number on other ranks, where that is possible."""
 
-    def persist(self, bint is_collective=False):
-        """Return a Prequest, which begins the call when it is started."""
+    def persist(self, bint is_collective=False, prepare=None):
+        """Return a Prequest, which begins the call when it is started, or each time the one that `prepare` returns."""
         cdef Pending pending = Pending.__new__(Pending)
-        pending.call, pending.is_persistent, pending.is_idle = self, True, True
+        pending.call, pending.is_persistent, pending.is_idle, pending.prepare = self, True, True, prepare
         if is_collective:
             self.context.npersistent += 1
             pending.number = self.context.npersistent
-            self.set_number(pending.number)
+            if prepare is None:
+                self.set_number(pending.number)
         return new_handle(prequest_type, pending)
 
 
@@ -252,6 +253,9 @@ cdef class Pending:
         self.is_complete = self.is_cancelled = False
         self.outcome = self.result = self.failure = None
         try:
+            if self.prepare is not None:
+                self.call = call = self.prepare()
+                call.set_number(self.number)
             self.work = call.begin() if is_only_thread(call.context) else call.begin_beside_threads()
         except Error as error:
             raise self.exception_for(error) from error
@@ -422,10 +426,11 @@ cdef class Collective(Call):
             self.make_plan()
             self.plan.c.fingerprint ^= <uint64_t> (number & 0xffff) << 45
 
-    def persist(self, bint is_collective=False):
-        """Return a Prequest, which begins the call when it is started."""
-        self.make_plan()
-        return Call.persist(self, is_collective)
+    def persist(self, bint is_collective=False, prepare=None):
+        """Return a Prequest, which begins the call when it is started, or each time the one that `prepare` returns."""
+        if prepare is None:
+            self.make_plan()
+        return Call.persist(self, is_collective, prepare)
 
     cdef int make_plan(self) except -1:
         cdef ShmringComm comm = self.context.opened()

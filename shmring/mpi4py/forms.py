@@ -7,46 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .calls import Call
 from .messages import Handle, handle, has_gaps
 
 _Class = TypeVar("_Class", bound=type)
 _PREFIX = "_prepare_"
-
-
-class PersistentWithGaps(Call):
-    """A persistent call of items with gaps, which are copied each time: each start prepares it anew."""
-
-    def __init__(self, call: Call, prepare: Callable[[], Call]) -> None:
-        self.context, self.call, self.prepare, self.empty = call.context, call, prepare, call.empty
-        self.number = 0
-
-    def set_number(self, number: int) -> None:
-        self.number = number
-
-    def _prepare_again(self) -> None:
-        self.call = self.prepare()
-        self.call.set_number(self.number)
-
-    def begin(self) -> Any:
-        self._prepare_again()
-        return self.call.begin()
-
-    def begin_beside_threads(self) -> Any:
-        self._prepare_again()
-        return self.call.begin_beside_threads()
-
-    def is_done_beside_threads(self, work: Any) -> bool:
-        return bool(self.call.is_done_beside_threads(work))
-
-    def wait_beside_threads(self, work: Any) -> Any:
-        return self.call.wait_beside_threads(work)
-
-    def cancel(self, work: Any) -> bool:
-        return bool(self.call.cancel(work))
-
-    def conclude(self) -> Any:
-        return self.call.conclude()
 
 
 def add_forms(cls: _Class, are_collective: bool = True) -> _Class:
@@ -72,15 +36,12 @@ def _forms_of(name: str, prepare: Callable[..., Any], is_collective: bool) -> di
         return prepare(self, *args, **keywords).issue()
 
     def persist(self: Any, *args: Any, info: Any = None, **keywords: Any) -> Any:
-        args = args[:most]
-        is_copied = any(map(has_gaps, [*args, *keywords.values()]))
-        if is_copied:
+        args, again = args[:most], None
+        if any(map(has_gaps, [*args, *keywords.values()])):  # items with gaps are copied at each start
             args = _frozen(args)
             keywords = {name: _frozen(value) for name, value in keywords.items()}
-        call = prepare(self, *args, **keywords)
-        if is_copied:
-            call = PersistentWithGaps(call, functools.partial(prepare, self, *args, **keywords))
-        return call.persist(is_collective)
+            again = functools.partial(prepare, self, *args, **keywords)
+        return prepare(self, *args, **keywords).persist(is_collective, again)
 
     forms = (
         (name, run, ""),

@@ -10,7 +10,6 @@ from typing import Any
 from . import errors, handles
 from .calls import BaseRequest, Call, Pending, wait_for_all
 from .constants import INTEGERS
-from .forms import PersistentWithGaps
 from .messages import Data, Status, handle
 from .refused import refuse_methods
 
@@ -341,8 +340,7 @@ class Grequest(Request):
 
 def _restores(call: Any) -> bool:
     """Return whether items with gaps are copied to their places when the call is complete."""
-    begun = call.call if isinstance(call, PersistentWithGaps) else call
-    return isinstance(getattr(begun.finish, "__self__", None), Data)
+    return isinstance(getattr(call.finish, "__self__", None), Data)
 
 
 def _number_of(request: Request) -> int:
