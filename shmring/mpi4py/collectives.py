@@ -36,23 +36,6 @@ class VectorCall(Call):
         return getattr(self.context.comm, self.name)(*self.arguments, **self.keywords, async_op=True)
 
 
-class Part(Call):
-    """A reduction of which this rank takes a part."""
-
-    def __init__(self, whole: Call, part: Any, out: Any) -> None:
-        self.context, self.whole, self.part, self.out = whole.context, whole, part, out
-
-    def perform(self) -> Any:
-        return self.whole.perform()
-
-    def begin(self) -> Any:
-        return self.whole.begin()
-
-    def conclude(self) -> None:
-        self.whole.conclude()
-        self.out[...] = self.part
-
-
 def _checked(kind: str) -> Callable[[_Prepare], _Prepare]:
     """Return a decorator of methods that prepare a call; see `Collectives._refusing`."""
 
@@ -122,7 +105,8 @@ class Collectives(PointToPoint):
         result, datatype = np.empty_like(given.items), handle(Datatype, given.type)
         call = self._collective(Kind.all_reduce, [given.items, datatype], [result, datatype], op)
         first = sum(counts[: self._ref.rank])
-        return Part(call, result[first : first + own], taken.items[:own])
+        call.finish = functools.partial(np.copyto, taken.items[:own], result[first : first + own])
+        return call
 
     def _counts_of(self, taken: Any, recvcounts: Any, in_place: bool) -> list[int]:
         if recvcounts is not None:

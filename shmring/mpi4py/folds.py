@@ -56,3 +56,4 @@ class FoldCall(Call):
         if self.kind == Kind.reduce_scatter:
             result = result.reshape(self.blocks, -1)[self.context.rank]
         self.taken.items[: result.size] = result
+        super().conclude()
