@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import Error
+from . import errors
 from .calls import Call, Kind, is_in_place
 from .forms import add_forms
 from .messages import handle, simple, simple_with_gaps, typed_pieces, vector
@@ -119,11 +119,9 @@ class Collectives(PointToPoint):
                 raise ValueError(f"{taken.count} items are not a multiple of {self._ref.size} ranks")
             return [taken.count // self._ref.size] * self._ref.size
         counts_of_all = np.empty(self._ref.size, np.int64)
-        try:
+        with errors.Translating(self._ref):
             self._ref.comm.all_gather(np.array([taken.count], np.int64), out=counts_of_all)
-        except Error as error:
-            raise self._ref.failure(None, error) from error
-        return [int(count) for count in counts_of_all]
+        return counts_of_all.tolist()
 
     @_checked("gather")
     def _prepare_Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:

@@ -134,10 +134,8 @@ class Communicator(Context):
             return self._share(value, ranks, tag_of_share)
 
         made = Communicator(members.index(self.process), members, secret)
-        try:
+        with errors.Translating(self):
             self.open_group(made, ranks, secret, share, self.children, what, number)
-        except Error as error:
-            raise self.failure(None, error) from error
         return made
 
     def _share(self, value: Any, ranks: tuple[int, ...], tag: int) -> Any:
@@ -192,10 +190,8 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
 
     def _made(self, make: Any, *what: Any) -> Communicator | None:
         context = self._comm()
-        try:
+        with errors.Translating(context):
             return context.child(make, *what)
-        except Error as error:
-            raise context.failure(None, error) from error
 
     def Get_group(self) -> Group:
         """Return the group of the processes."""

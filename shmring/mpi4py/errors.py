@@ -171,6 +171,20 @@ def from_functions() -> Iterator[None]:
         raise Exception(ERR_OTHER) from error
 
 
+class Translating:
+    """A context manager: an error of shmring in its block becomes one of MPI, of a communicator or window."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Error):
+            raise self.context.failure(None, error) from error
+
+
 def code_of(error: Error) -> int:
     """Return the error class for an error of shmring."""
     classes: dict[type[Error], str] = {

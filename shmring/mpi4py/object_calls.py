@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Error
+from . import errors
 from .calls import MessageCall, end_after, exchange
 from .collectives import Collectives
 from .messages import Status, simple
@@ -136,20 +136,26 @@ class Objects(Collectives):
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on the root, and None on the others."""
         root = self._refusing("gather", self._check_root, root)
-        pieces = self._entered().gather_v(self._refusing("gather", bytes_of, sendobj), root)
+        given = self._refusing("gather", bytes_of, sendobj)
+        with errors.Translating(self._ref):
+            pieces = self._ref.comm.gather_v(given, root)
         return None if pieces is None else self._loaded(pieces)
 
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Return this rank's object of the root's sequence. None stands for as many of None."""
-        comm, pieces = self._entered(), None
+        pieces = None
         if self._refusing("scatter", self._check_root, root) == self._ref.rank:
             pieces = self._refusing("scatter", self._pickled_for_all, sendobj)
-        return loaded(self._ref, comm.scatter_v(pieces, root, like=np.empty(0, np.uint8)), False)
+        with errors.Translating(self._ref):
+            piece = self._ref.comm.scatter_v(pieces, root, like=np.empty(0, np.uint8))
+        return loaded(self._ref, piece, False)
 
     def alltoall(self, sendobj: Sequence[Any] | None) -> list[Any]:
         """Give object j of each rank to rank j; return those that came. None stands for as many of None."""
         given = self._refusing("all_to_all", self._pickled_for_all, sendobj)
-        return self._loaded(self._entered().all_to_all_v(given))
+        with errors.Translating(self._ref):
+            pieces = self._ref.comm.all_to_all_v(given)
+        return self._loaded(pieces)
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """Combine the objects of all ranks in rank order; the root gets the result."""
@@ -171,32 +177,9 @@ class Objects(Collectives):
             end_after(self._ref, error, False)
             raise
 
-    def _entered(self) -> Any:
-        """Return the communicator of shmring, whose errors become those of MPI."""
-        self.Get_rank()
-        return _Translating(self._ref)
-
     def _pickled_for_all(self, objects: Any) -> list[Any]:
         objects = [None] * self._ref.size if objects is None else list(objects)
         pieces = [bytes_of(obj) for obj in objects]
         if len(pieces) != self._ref.size:
             raise ValueError(f"{len(pieces)} objects are given for {self._ref.size} ranks")
         return pieces
-
-
-class _Translating:
-    """The methods of a communicator of shmring, whose errors become those of MPI."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._context.comm, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            try:
-                return method(*arguments, **keywords)
-            except Error as error:
-                raise self._context.failure(None, error) from error
-
-        return call

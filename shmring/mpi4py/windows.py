@@ -6,7 +6,6 @@ import functools
 import operator
 from typing import Any
 
-from ..errors import Error
 from . import errors, handles
 from .calls import Context
 from .comm import Comm
@@ -82,9 +81,8 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
             raise
         new = handle(cls, None)  # first: if there is no memory for it, no rank makes the window
         try:
-            new._ref = window = Window(context, flavor, unit, find_parts)
-        except Error as error:
-            raise context.failure(None, error) from error
+            with errors.Translating(context):
+                new._ref = window = Window(context, flavor, unit, find_parts)
         except OSError as error:
             raise context.failure(errors.NUMBERS["ERR_BASE"], error) from error
         window.hints.update(info.items())
@@ -116,10 +114,8 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
             window.comm.refuse("barrier")
             raise window.failure(errors.ERR_RMA_SYNC, f"this rank has open {is_open}")
         handles.delete_attributes(self)
-        try:
+        with errors.Translating(window):
             window.free()
-        except Error as error:
-            raise window.failure(None, error) from error
         self._ref = None
 
     def Get_group(self) -> Group:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...errors import Error, Timeout
+from ...errors import Timeout
 from .. import errors
 from ..messages import handle
 from ..window_state import reports
@@ -59,11 +59,9 @@ class _Shared:
             raise errors.refuse(
                 "mpi4py.util.sync over several hosts", "use comm.Split_type(MPI.COMM_TYPE_SHARED)"
             )
-        try:
+        with errors.Translating(context):
             self._ref = context.child(lambda comm: comm.dup(), "sync")
             self._array = self._ref.comm.shared(count, dtype, locks=nlocks)
-        except Error as error:
-            raise context.failure(None, error) from error
 
     def _channel(self) -> Any:
         """Return a handle of the object's own communicator."""
