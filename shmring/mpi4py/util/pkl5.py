@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
-from ..calls import end_after, wait_for_all
+from ..calls import Call, end_after
 
 MPI: Any = import_module("shmring.mpi4py.MPI")
 ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL, MPI.ROOT
@@ -69,143 +69,47 @@ def _as_one_call(context: Any, *, beside: bool) -> Iterator[None]:
         raise
 
 
-class Request:
-    """The sending or the receiving of an object, which was begun. It is no `MPI.Request`."""
+class _Parts(Call):
+    """The messages of an object, whose requests were begun, as one call. `finish` returns the object."""
 
-    _state: _Pending | None
+    def __init__(self, parts: list[Any], finish: Callable[[], Any] | None = None, source: Any = None) -> None:
+        self.parts, self.finish, self.empty = parts, finish, source
+        self.failure: BaseException | None = None
 
-    def __init__(self, request: Any = None) -> None:
-        if isinstance(request, Request):
-            self._state = request._state
-        else:
-            given = [] if request is None else [request] if isinstance(request, MPI.Request) else request
-            parts = [part for part in given if part]
-            self._state = _Pending(parts) if parts else None
+    def begin(self) -> Any:
+        return self
 
-    @classmethod
-    def _of(cls, parts: list[Any], finish: Callable[[], Any], source: Any, kept: Any) -> Request:
-        request = cls()
-        request._state = _Pending(parts, finish, source, kept)
-        return request
+    def done(self) -> bool:
+        return all(part.Get_status() for part in self.parts)
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (Request, MPI.Request)):
-            return self._state is Request(other)._state
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        return self._state is not None
-
-    def Free(self) -> None:
-        """Let the request go; what was begun is completed."""
-        if self._state is not None:
-            for part in self._state.parts:
-                part.Free()
-            self._state = None
-
-    free = Free
-
-    def cancel(self) -> None:
-        """Ask for an end of what is not matched yet."""
-        if self._state is not None:
-            for part in self._state.parts:
-                part.Cancel()
-
-    def get_status(self, status: Any = None) -> bool:
-        """Return whether the request is complete. It stays as it is."""
-        if self._state is None:
-            return True
-        if not all(part.Get_status() for part in self._state.parts):
-            return False
-        self._state.report(status)
-        return True
-
-    def test(self, status: Any = None) -> tuple[bool, Any]:
-        """Return whether the request is complete, and the object that was received."""
-        return (True, self.wait(status)) if self.get_status() else (False, None)
-
-    def wait(self, status: Any = None) -> Any:
-        """Block until the request is complete, and return the object that was received."""
-        state = self._state
-        if state is None:
-            return None
-        try:
-            for part in state.parts:
+    def wait(self) -> None:
+        """Wait for all parts. After an exception such as a KeyboardInterrupt, this is called again."""
+        for part in self.parts:
+            try:
                 part.Wait()
-            found = state.finish()
-        except Exception as error:  # not a KeyboardInterrupt: the request is still there then
-            if not isinstance(error, MemoryError):
-                self._state = None
-            raise
-        self._state = None
-        state.report(status)
-        return found
+            except MPI.Exception as error:
+                self.failure = self.failure or error
 
-    @classmethod
-    def get_status_all(cls, requests: Sequence[Request], statuses: Any = None) -> bool:
-        """Return whether all requests are complete. They stay as they are."""
-        if not all(request.get_status() for request in requests):
-            return False
-        for request, status in zip(requests, _room(statuses, len(requests)), strict=False):
-            request.get_status(status)
-        return True
+    def cancel(self, work: Any) -> bool:
+        for part in self.parts:
+            part.Cancel()
+        return False
 
-    @classmethod
-    def testall(cls, requests: Sequence[Request], statuses: Any = None) -> tuple[bool, Any]:
-        """Return whether all requests are complete, and if so the objects that were received."""
-        if not cls.get_status_all(requests):
-            return False, None
-        return True, cls.waitall(requests, statuses)
-
-    @classmethod
-    def waitall(cls, requests: Sequence[Request], statuses: Any = None) -> list[Any]:
-        """Block until all requests are complete, and return the objects that were received."""
-        states = [request._state for request in requests if request._state is not None]
-        wait_for_all(part for state in states for part in state.parts)
-        rooms = list(_room(statuses, len(requests)))
-        rooms += [None] * (len(requests) - len(rooms))
-        return [request.wait(status) for request, status in zip(requests, rooms, strict=False)]
+    def conclude(self) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return super().conclude()
 
 
-def _room(statuses: Any, count: int) -> Sequence[Any]:
-    """Return the statuses that the caller gave, a list with as many as there are requests."""
-    if statuses is None:
-        return [None] * count
-    if isinstance(statuses, list):
-        statuses += [Status() for _ in range(count - len(statuses))]
-    return statuses
+class Request(MPI.Request):  # type: ignore[misc]
+    """The sending or the receiving of an object, which was begun."""
 
-
-class _Pending:
-    """The requests of one object, what makes the object, and what has to live until then."""
-
-    def __init__(
-        self,
-        parts: list[Any],
-        finish: Callable[[], Any] = lambda: None,
-        source: Any = None,
-        kept: Any = None,
-    ) -> None:
-        self.parts, self.finish, self.source, self.kept = parts, finish, source, kept
-
-    def report(self, status: Any) -> None:
-        """Write where the object came from; of a send, the end of its first message."""
-        if status is None:
-            return
-        if self.source is not None:
-            _copy_status(self.source, status)
-        elif self.parts:
-            self.parts[0].Get_status(status)
-
-
-def _copy_status(source: Any, status: Any) -> None:
-    if status is not None:
-        status.Set_source(source.Get_source())
-        status.Set_tag(source.Get_tag())
-        status.Set_error(source.Get_error())
-        status.Set_elements(BYTE, source.Get_elements(BYTE))
+    def __new__(cls, request: Any = None) -> Any:
+        """Return a request of the same call; of several requests, one of all their calls."""
+        if request is not None and not isinstance(request, MPI.Request):
+            parts = [part for part in request if part]
+            request = _Parts(parts).issue() if parts else None
+        return super().__new__(cls, request)
 
 
 class _Matched:
@@ -268,41 +172,35 @@ class Message:
         if matched is None:
             raise MPI.Exception(MPI.ERR_REQUEST)
         parts = [message.Irecv([buffer, BYTE]) for message, buffer in matched.parts]
-        return Request._of(parts, matched.load, matched.status, matched)
+        return Request(_Parts(parts, matched.load, matched.status).issue())
 
     @classmethod
     def probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message:
         """Block until there is a matching object, and return it as a message."""
-        own = Status()
-        return cls._match(MPI.Comm.Mprobe(comm, source, tag, own), comm, own, status)
+        status = Status() if status is None else status
+        return cls._match(MPI.Comm.Mprobe(comm, source, tag, status), comm, status)
 
     @classmethod
     def iprobe(
         cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
     ) -> Message | None:
         """Return a matching object as a message; None if none has come yet."""
-        own = Status()
-        first = MPI.Comm.Improbe(comm, source, tag, own)
-        return None if first is None else cls._match(first, comm, own, status)
+        status = Status() if status is None else status
+        first = MPI.Comm.Improbe(comm, source, tag, status)
+        return None if first is None else cls._match(first, comm, status)
 
     @classmethod
-    def _match(cls, first: Any, comm: Any, own: Any, status: Any) -> Message:
+    def _match(cls, first: Any, comm: Any, status: Any) -> Message:
         message = cls()
         is_none = first == MPI.MESSAGE_NO_PROC
         with _as_one_call(comm._ref, beside=True):
-            message._matched = _no_process if is_none else _Matched(first, comm, own)
-        _copy_status(own, status)
+            message._matched = _no_process if is_none else _Matched(first, comm, Status(status))
         return message
 
 
-def _status_of_no_process() -> Any:
-    status = Status()
-    status.Set_source(PROC_NULL)
-    status.Set_tag(ANY_TAG)
-    return status
-
-
-_no_process = _Matched(MPI.MESSAGE_NO_PROC, None, _status_of_no_process())
+_status = Status()
+_status.source = PROC_NULL
+_no_process = _Matched(MPI.MESSAGE_NO_PROC, None, _status)
 
 
 class Comm(MPI.Comm):  # type: ignore[misc]
@@ -314,7 +212,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         messages = (head, *(b for b in buffers if b.nbytes))
         with _as_one_call(self._ref, beside=True):
             parts = [begin(self, [part, BYTE], dest, tag) for part in messages]
-        return Request._of(parts, lambda: None, None, (head, buffers))
+        return Request(_Parts(parts).issue())
 
     def _send(self, begin: Callable[..., Any], obj: Any, dest: int, tag: int) -> None:
         request = self._begin(begin, obj, dest, tag)
