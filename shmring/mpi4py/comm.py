@@ -167,10 +167,10 @@ class Intra:
 class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     """A communicator."""
 
+    _null_error = errors.ERR_COMM
+
     def _comm(self) -> Communicator:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_COMM)
-        return self._ref
+        return self._handled()
 
     size = property(Objects.Get_size)
     rank = property(Objects.Get_rank)
@@ -314,16 +314,6 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
     def Get_parent(cls) -> Any:
         """Return the null intercommunicator: no process was spawned."""
         return Intercomm()
-
-    def Get_name(self) -> str:
-        """Return the name."""
-        return "MPI_COMM_NULL" if self._ref is None else str(self._ref.name)
-
-    def Set_name(self, name: str) -> None:
-        """Set the name."""
-        self._comm().name = handles.name_of(name)
-
-    name = property(Get_name, Set_name)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End all processes of the communicator, with this exit code."""

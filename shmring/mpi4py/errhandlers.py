@@ -23,11 +23,11 @@ class Handler:
 class Errhandler(handles.Named, Handle):
     """An error handler, which runs when a call fails."""
 
+    _null_error = errors.ERR_ERRHANDLER
+
     def Free(self) -> None:
         """Free the error handler; those of MPI stay."""
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_ERRHANDLER)
-        _functions.discard(self._ref)
+        _functions.discard(self._handled())
         self._let_go()
 
 
@@ -62,8 +62,7 @@ class Handling:
     """Methods of what has an error handler: `_ref.errhandler` is a Handler."""
 
     __slots__ = ()
-    _family: Any
-    _ref: Any
+    _handled: Callable[[], Any]  # of `Named`
 
     @classmethod
     def Create_errhandler(cls, errhandler_fn: Callable[..., Any]) -> Errhandler:
@@ -90,11 +89,6 @@ class Handling:
     def Call_errhandler(self, errorcode: int) -> None:
         """Call the error handler."""
         run(self._handled(), self, operator.index(errorcode))
-
-    def _handled(self) -> Any:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_COMM)
-        return self._ref
 
 
 def run(what: Any, its_handle: Any, code: int) -> None:

@@ -22,10 +22,10 @@ class Members:
 class Group(handles.Named, Handle):
     """An ordered set of processes."""
 
+    _null_error = errors.ERR_GROUP
+
     def _members(self) -> Members:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_GROUP)
-        return self._ref
+        return self._handled()
 
     def _with(self, processes: Iterable[int], me: int | None = None) -> Group:
         made = Members(processes, self._members().me if me is None else me)

@@ -36,6 +36,13 @@ class Named:
     __slots__ = ()
     _family: tuple[type]  # handles of one family can be compared, and copied into each other
     _ref: Any
+    _null_error: int  # class of the error of a null handle
+
+    def _handled(self) -> Any:
+        """Return what this refers to. A null handle raises."""
+        if self._ref is None:
+            raise errors.Exception(self._null_error)
+        return self._ref
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -130,7 +137,7 @@ class Attributed:
     __slots__ = ()
     _family: tuple[type]
     _ref: Any
-    _null_error = errors.ERR_COMM  # class of the error of a null handle
+    _handled: Callable[[], Any]  # of `Named`
 
     @classmethod
     def Create_keyval(
@@ -178,6 +185,18 @@ class Attributed:
     def _predefined_attributes(self) -> dict[int, Any]:
         return {}
 
+    def Get_name(self) -> str:
+        """Return the name."""
+        if self._ref is None:
+            return f"MPI_{_nulls[self._family][0]}"
+        return str(self._handled().name)
+
+    def Set_name(self, name: str) -> None:
+        """Set the name."""
+        self._handled().name = name_of(name)
+
+    name = property(Get_name, Set_name)
+
 
 _keyvals: dict[int, tuple[type, _Keyval]] = {}
 
@@ -189,11 +208,10 @@ def _keyval_of(keyval: int) -> _Keyval:
 
 
 def _attributes_of(some: Any) -> dict[int, tuple[Any, _Keyval]]:
-    if some._ref is None:
-        raise errors.Exception(some._null_error)
-    if some._ref.attributes is None:
-        some._ref.attributes = {}
-    return some._ref.attributes
+    info = some._handled()
+    if info.attributes is None:
+        info.attributes = {}
+    return info.attributes
 
 
 def _call_delete(some: Any, keyval: int, value: Any, key: _Keyval) -> None:

@@ -20,10 +20,10 @@ class Hints(dict[str, str]):
 class Info(handles.Named, Handle):
     """A mapping of strings to strings."""
 
+    _null_error = errors.ERR_INFO
+
     def _hints(self) -> Hints:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_INFO)
-        return self._ref
+        return self._handled()
 
     @classmethod
     def Create(cls, items: Any = None) -> Info:
@@ -152,7 +152,7 @@ class Hinted:
     """Part of the handles of communicators and windows, which have hints."""
 
     __slots__ = ()
-    _handled: Callable[[], Any]  # of `Handling`, or the class itself
+    _handled: Callable[[], Any]  # of `Named`
 
     def Set_info(self, info: Info) -> None:
         """Set hints, which have no effect."""

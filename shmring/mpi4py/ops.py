@@ -59,6 +59,8 @@ def _memory_of(array: Any) -> buffer:
 class Op(handles.Named, Handle):
     """An operation of a reduction."""
 
+    _null_error = errors.ERR_OP
+
     def __call__(self, x: Any, y: Any) -> Any:
         if self._ref is None:
             raise ValueError("OP_NULL cannot be called")
@@ -91,9 +93,7 @@ class Op(handles.Named, Handle):
 
     def Is_commutative(self) -> bool:
         """Return whether the order of the two operands does not matter."""
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_OP)
-        return bool(self._ref.commute)
+        return bool(self._handled().commute)
 
     is_commutative = property(Is_commutative)
 
@@ -107,10 +107,9 @@ class Op(handles.Named, Handle):
         given, taken = simple(inbuf, False), simple(inoutbuf, True)
         if given.type.dtype != taken.type.dtype or given.count != taken.count:
             raise ValueError("both messages must have the same datatype and count")
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_OP)
-        self._ref.check(given.type)
-        self._ref.fold(given.items, taken.items, handle(Datatype, given.type))
+        info = self._handled()
+        info.check(given.type)
+        info.fold(given.items, taken.items, handle(Datatype, given.type))
 
     def __reduce__(self) -> Any:
         if self._ref is not None and not self._ref.is_predefined:

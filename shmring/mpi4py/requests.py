@@ -20,6 +20,8 @@ _MOST_PAUSE_S = 0.001  # between two polls of several requests
 class Request(handles.Named, BaseRequest):
     """A call that was begun."""
 
+    _null_error = errors.ERR_REQUEST
+
     def Get_status(self, status: Status | None = None) -> bool:
         """Return whether the call is complete. The request stays as it is."""
         if not self._is_complete():
@@ -181,10 +183,9 @@ class Request(handles.Named, BaseRequest):
 
     def Cancel(self) -> None:
         """Cancel the call, if it is a receive that no message has matched; else do nothing."""
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_REQUEST)
-        if not self._ref.is_idle:
-            self._ref.cancel()
+        pending = self._handled()
+        if not pending.is_idle:
+            pending.cancel()
 
     cancel = Cancel
 
@@ -193,15 +194,14 @@ class Request(handles.Named, BaseRequest):
 
         Raise an Exception if it receives items with gaps and is not complete: a request puts them in place.
         """
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_REQUEST)
-        if not self._ref.is_idle and _restores(self._ref.call) and not self._ref.poll():
+        pending = self._handled()
+        if not pending.is_idle and _restores(pending.call) and not pending.poll():
             raise errors.Exception(
                 errors.ERR_REQUEST, "a receive of items with gaps is under way: Wait for it before Free"
             )
-        call, self._ref = self._ref.call, None
-        if isinstance(call, _GeneralCall):
-            call.give_up()
+        self._ref = None
+        if isinstance(pending.call, _GeneralCall):
+            pending.call.give_up()
 
 
 class Prequest(Request):

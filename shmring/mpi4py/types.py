@@ -64,10 +64,10 @@ _MPI_NAMES = {"LONG_LONG": "LONG_LONG_INT", "INT_INT": "2INT"}
 class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
     """A type of the items of a message."""
 
+    _null_error = errors.ERR_TYPE
+
     def _info(self) -> TypeInfo:
-        if self._ref is None:
-            raise errors.Exception(errors.ERR_TYPE)
-        return self._ref
+        return self._handled()
 
     def Get_size(self) -> int:
         """Return the number of bytes of an item, without gaps."""
@@ -241,16 +241,6 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
         """Return the number of bytes of `count` packed items."""
         info = self._info()
         return count * (info.packed if info.has_gaps else info).extent
-
-    def Get_name(self) -> str:
-        """Return the name."""
-        return "MPI_DATATYPE_NULL" if self._ref is None else self._ref.name
-
-    def Set_name(self, name: str) -> None:
-        """Set the name."""
-        self._info().name = handles.name_of(name)
-
-    name = property(Get_name, Set_name)
 
 
 def _made_again(base: Any, combiner: str, arguments: dict[str, Any]) -> Any:

@@ -128,16 +128,6 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
     group_size = property(lambda self: self._window().size)
     group_rank = property(lambda self: self._window().rank)
 
-    def Get_name(self) -> str:
-        """Return the name."""
-        return "MPI_WIN_NULL" if self._ref is None else str(self._window().name)
-
-    def Set_name(self, name: str) -> None:
-        """Set the name."""
-        self._window().name = handles.name_of(name)
-
-    name = property(Get_name, Set_name)
-
     def _predefined_attributes(self) -> dict[int, Any]:
         base, size, unit = self.attrs
         return {
