@@ -11,12 +11,18 @@ from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set
 from typing import Any, SupportsFloat, SupportsIndex
 
 
-def integer(what: str, number: SupportsIndex) -> int:
-    """Return a number as an int. TypeError if it is not an integer, also for a float."""
+def integer(what: str, number: SupportsIndex, least: str | None = None) -> int:
+    """Return a number as an int. TypeError if it is not an integer, also for a float.
+
+    least: the least number that is allowed, with its unit, as in "1 step"; ValueError for a smaller one.
+    """
     try:
-        return operator.index(number)
+        found = operator.index(number)
     except TypeError:
         raise TypeError(f"{what} is {number!r}; it must be an integer") from None
+    if least is not None and found < int(least.split()[0]):
+        raise ValueError(f"{what} is {found}; it must be {least} or more")
+    return found
 
 
 def seconds(what: str, number: SupportsFloat | SupportsIndex) -> float:

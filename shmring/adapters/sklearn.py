@@ -129,9 +129,7 @@ def fit_partial_batches(
     True
     """
     with refusing(comm, "all_reduce"):
-        every = integer("every", every)
-        if every < 1:
-            raise ValueError(f"every is {every}; it must be 1 batch or more")
+        every = integer("every", every, "1 batch")
         left = iter(batches)
     known = {} if classes is None else {"classes": classes}
     learning: Any = estimator

@@ -356,7 +356,7 @@ class Int8(_Vector):
 
     def __init__(self, *, stochastic: bool = False, seed: int = 0) -> None:
         super().__init__()
-        self._seed = _checked_seed(seed) if stochastic else None
+        self._seed = integer("seed", seed, "0") if stochastic else None
         self._random: np.random.Generator | None = None
 
     def _count_with_padding(self, count: int, size: int) -> int:
@@ -541,10 +541,7 @@ class PowerSGD(Compressor):
 
     def __init__(self, rank: int = 2, *, seed: int = 0) -> None:
         super().__init__()
-        rank = integer("rank", rank)
-        if rank < 1:
-            raise ValueError(f"rank is {rank}; it must be 1 or more")
-        self._rank, self._seed = rank, _checked_seed(seed)
+        self._rank, self._seed = integer("rank", rank, "1"), integer("seed", seed, "0")
         self._right_factors = Residuals()  # of the last call; kept as long as the array exists
 
     def _steps(self, comm: Comm, arrays: Sequence[Gradient], op: _Op, losses: list[Floats] | None) -> _Steps:
@@ -688,13 +685,6 @@ class _Stages:
         room = np.empty(nbytes, np.uint8) if smallest is None else self._free.pop(smallest)
         yield room[:nbytes].view(dtype)
         self._free.append(room)
-
-
-def _checked_seed(seed: int) -> int:
-    seed = integer("seed", seed)
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be 0 or more")
-    return seed
 
 
 def _check(arrays: Sequence[Gradient], op: _Op) -> None:

@@ -28,9 +28,7 @@ class _Periodic:
     def __init__(self, comm: Comm, like: Sequence[NDArray[Any]], every: int) -> None:
         with refusing(comm, "all_gather"):
             dtype = dtype_of(like)
-            every = integer("every", every)
-            if every < 1:
-                raise ValueError(f"every is {every}; it must be 1 step or more")
+            every = integer("every", every, "1 step")
         agree(comm, every=every)
         agree_on_shapes(comm, like)
         self.every = every

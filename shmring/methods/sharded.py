@@ -96,8 +96,8 @@ class ShardedOptimizer:
         bucket_nbytes: int = 1 << 20,
     ) -> None:
         with refusing(comm, "all_gather"):
-            bucket_nbytes = integer("bucket_nbytes", bucket_nbytes)
-            dtype = _checked(params, rule, stage, op, bucket_nbytes)
+            bucket_nbytes = integer("bucket_nbytes", bucket_nbytes, "1 byte")
+            dtype = _checked(params, rule, stage, op)
         agree_on_shapes(comm, params)
         self._comm, self.rule, self.stage = comm, rule, stage
         self.steps = 0
@@ -332,14 +332,10 @@ def _up_to_multiple(count: int, of: int) -> int:
     return -(-count // of) * of
 
 
-def _checked(
-    params: Sequence[NDArray[Any]], rule: Rule, stage: int, op: str, bucket_nbytes: int
-) -> np.dtype[Any]:
+def _checked(params: Sequence[NDArray[Any]], rule: Rule, stage: int, op: str) -> np.dtype[Any]:
     """Return the parameters' dtype. Raises TypeError or ValueError for a wrong argument."""
     check_rule(rule)
     if stage not in (1, 2):
         raise ValueError(f"stage is {stage!r}; it must be 1 or 2")
     check_op(op)
-    if bucket_nbytes <= 0:
-        raise ValueError(f"bucket_nbytes is {bucket_nbytes}; it must be 1 byte or more")
     return dtype_of(params)

@@ -69,9 +69,7 @@ class SparseAllReduce:
 
     def __init__(self, comm: Comm, *, block: int = 256, dense_above: float | None = None) -> None:
         with refusing(comm, "all_gather"):
-            block = integer("block", block)
-            if block < 1:
-                raise ValueError(f"block is {block}; it must be 1 element or more")
+            block = integer("block", block, "1 element")
         if dense_above is None:
             dense_above = _BREAK_EVEN if comm.num_nodes == 1 else _BREAK_EVEN_ACROSS
         agree(comm, block=block, dense_above=dense_above)

@@ -218,10 +218,7 @@ class Stepwise:
 
     def __init__(self, comm: shmring.Comm, *, chunk_nbytes: int = 1 << 16) -> None:
         with refusing(comm, "all_gather"):
-            chunk_nbytes = integer("chunk_nbytes", chunk_nbytes)
-            if chunk_nbytes < 8:
-                raise ValueError(f"chunk_nbytes is {chunk_nbytes}; it must be 8 or more")
-        self._chunk_nbytes = chunk_nbytes
+            self._chunk_nbytes = integer("chunk_nbytes", chunk_nbytes, "8")
         self._comm = comm.dup()
         self._spare = [np.empty(0, np.uint8), np.empty(0, np.uint8)]  # buffers of this step and of the next
 
