@@ -7,8 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from .. import __version__
 
@@ -129,6 +131,31 @@ def print_json(found: Any) -> None:
     """Print JSON to stdout."""
     json.dump(found, sys.stdout, indent=1)
     print()
+
+
+class Bar:
+    """Lines on a stream, and below them a progress bar; without tqdm or a terminal only the lines."""
+
+    def __init__(self, total: int, unit: str, stream: TextIO, **look: Any) -> None:
+        self._stream, self._bar = stream, None
+        with suppress(ImportError):
+            bar = import_module("tqdm").tqdm(total=total, unit=unit, disable=None, **look)
+            self._bar = None if bar.disable else bar
+
+    def write_line(self, text: str) -> None:
+        if self._bar is None:
+            print(text, flush=True, file=self._stream)
+        else:
+            self._bar.write(text, file=self._stream)
+            self._stream.flush()
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

@@ -8,17 +8,16 @@ than the built-in value in two trials and takes at most 1.05 times as long in ea
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -211,7 +210,7 @@ def _value_text(value: int) -> str:
 
 
 def tune(
-    ranks: int, questions: Sequence[Question], seconds: float, bar: _Bar
+    ranks: int, questions: Sequence[Question], seconds: float, bar: _cli.Bar
 ) -> tuple[tuning_table.Table, list[Answer]]:
     """Return the table for a number of ranks: only values that beat the built-in value in two trials.
 
@@ -335,7 +334,7 @@ def _run(options: argparse.Namespace) -> int:
     }
     total = sum(map(len, questions.values()))
     tables = {} if options.dry_run else _kept_so_far(options.output)
-    bar = _Bar(total, sys.stderr if options.json else sys.stdout)
+    bar = _cli.Bar(total, "question", sys.stderr if options.json else sys.stdout)
     answered: list[Answer] = []
     with closing(bar):
         for ranks in options.ranks:
@@ -434,30 +433,6 @@ def _kept_so_far(path: Path) -> dict[int, tuning_table.Table]:
         return tuning_table.load(path, thresholds.LIMITS)
     except tuning_table.Unusable:
         return {}
-
-
-class _Bar:
-    """Print lines above a progress bar; without tqdm or a terminal, print the lines only."""
-
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self._bar: Any = None
-        self._stream = stream
-        with suppress(ImportError):
-            self._bar = importlib.import_module("tqdm").tqdm(total=total, unit="question", disable=None)
-
-    def write_line(self, text: str) -> None:
-        if self._bar is None:
-            print(text, flush=True, file=self._stream)
-        else:
-            self._bar.write(text, file=self._stream)
-
-    def advance(self) -> None:
-        if self._bar is not None:
-            self._bar.update(1)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
+from .. import _cli
 from .calls import Job
 from .compare import Curve, Others, curves_of
 
@@ -24,12 +24,14 @@ class Table:
     def __init__(self, job: Job, others: Sequence[Others], *, lines: bool, bar: bool) -> None:
         self._job, self._others, self._lines, self._has_bar = job, others, lines, bar
         self._curves: list[Curve] = []
-        self._bar: Any = None
+        self._bar: _cli.Bar | None = None
 
     def begin(self, facts: dict[str, Any]) -> None:
         """Print the facts that the figures depend on, and the heads."""
         self._curves = curves_of(self._others, facts["ranks"], facts["distance"])
-        self._bar = _bar(self._job) if self._has_bar else None
+        if self._has_bar:
+            job = self._job
+            self._bar = _cli.Bar(len(job.sizes), "size", sys.stdout, desc=job.call, leave=False)
         for line in [*head_lines(facts), *self._warnings(), *self._heads()]:
             self._say(line)
 
@@ -37,7 +39,7 @@ class Table:
         """Print the line of one size."""
         self._say(row_line(row) + "".join(self._beside(row, curve) for curve in self._curves))
         if self._bar is not None:
-            self._bar.update(1)
+            self._bar.advance()
 
     def end(self) -> None:
         """Close the bar."""
@@ -45,13 +47,9 @@ class Table:
             self._bar.close()
 
     def _say(self, line: str) -> None:
-        if not self._lines:
-            return
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stdout)
-            sys.stdout.flush()
-        else:
-            print(line, flush=True)
+        if self._lines:
+            assert self._bar is not None  # of rank 0
+            self._bar.write_line(line)
 
     def _warnings(self) -> list[str]:
         names = ", ".join(str(others.path) for others in self._others)
@@ -113,12 +111,3 @@ def row_line(row: dict[str, Any]) -> str:
 def figure(us: float) -> str:
     """Format µs with at least three significant digits."""
     return f"{us:.{0 if us >= 1000 else 1 if us >= 100 else 2 if us >= 1 else 3}f}"
-
-
-def _bar(job: Job) -> Any:
-    try:
-        tqdm = import_module("tqdm")
-    except ImportError:
-        return None
-    bar = tqdm.tqdm(desc=job.call, total=len(job.sizes), unit="size", leave=False, disable=None)
-    return None if bar.disable else bar
