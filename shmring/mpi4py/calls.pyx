@@ -708,7 +708,8 @@ def exchange(Call sent, Call received, Status status):
     return result
 
 
-cdef Call nothing(Context context):
+cpdef Call nothing(Context context):
+    """Return the call of a message from or to PROC_NULL, which does nothing."""
     cdef Call call = Call.__new__(Call)
     call.context, call.empty = context, Status.__new__(Status)
     call.empty.set(NO_PEER, WILD_TAG, 0)
@@ -877,25 +878,32 @@ cdef class Caller(Handle):
     def _collective(self, int kind, sendbuf, recvbuf, op=None, root=0):
         return collective(context_of(self), kind, sendbuf, recvbuf, op, root)
 
-    def _probe(self, source, tag, Status status, bint is_blocking):
-        """Return whether a message can be received; wait for one if it is blocking."""
+    def _probe(self, source, tag, Status status, bint is_blocking, bint is_taken=False):
+        """Return what is known of a message, or if it is to be taken, the message; None if there is none.
+
+        Wait for one if the probe is blocking. True stands for the message of PROC_NULL.
+        """
         cdef Context context = context_of(self)
         cdef int peer = context.peer(source, tag, False)
-        cdef Received found = None
+        cdef ShmringComm comm
+        cdef Received known
         if peer == NO_RANK:
             if status is not None:
                 status.set(NO_PEER, WILD_TAG, 0)
             return True
         try:
+            comm = context.opened()
+            iprobe = comm.improbe if is_taken else comm.iprobe
             if is_blocking:
-                found = context.probe(peer, tag, context.opened().probe, context.opened().iprobe)
+                found = context.probe(peer, tag, comm.mprobe if is_taken else comm.probe, iprobe)
             else:
-                found = context.turns.take(context.opened().iprobe, peer, tag)
+                found = context.turns.take(iprobe, peer, tag)
         except Error as error:
             raise context.failure(None, error) from error
         if found is not None and status is not None:
-            status.set(found.source, found.tag, found.nbytes)
-        return found is not None
+            known = found.status if is_taken else found
+            status.set(known.source, known.tag, known.nbytes)
+        return found
 
     def _peer(self, source, tag):
         """Return the number that shmring has for a source; None for PROC_NULL."""

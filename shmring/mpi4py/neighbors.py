@@ -64,35 +64,29 @@ class Neighbors(PointToPoint):
 
     def _prepare_Neighbor_allgather(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send one message to all out-neighbours, and collect those of the in-neighbours."""
-        indegree, outdegree = self._degrees()
-        sent = [simple_with_gaps(sendbuf, False).bytes] * outdegree
-        taken, received = _blocks(recvbuf, True, indegree)
-        return NeighborCall(self._ref, sent, received, taken)
+        return self._call(_same, sendbuf, _blocks, recvbuf)
 
     def _prepare_Neighbor_allgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send one message to all out-neighbours, and collect the in-neighbours'; the lengths differ."""
-        indegree, outdegree = self._degrees()
-        sent = [simple_with_gaps(sendbuf, False).bytes] * outdegree
-        taken, received = _pieces(recvbuf, True, indegree)
-        return NeighborCall(self._ref, sent, received, taken)
+        return self._call(_same, sendbuf, _pieces, recvbuf)
 
     def _prepare_Neighbor_alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send each out-neighbour its part of the message, and collect those of the in-neighbours."""
-        indegree, outdegree = self._degrees()
-        taken, received = _blocks(recvbuf, True, indegree)
-        return NeighborCall(self._ref, _blocks(sendbuf, False, outdegree)[1], received, taken)
+        return self._call(_blocks, sendbuf, _blocks, recvbuf)
 
     def _prepare_Neighbor_alltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send each out-neighbour its part, and collect the in-neighbours'; the parts differ in length."""
-        indegree, outdegree = self._degrees()
-        taken, received = _pieces(recvbuf, True, indegree)
-        return NeighborCall(self._ref, _pieces(sendbuf, False, outdegree)[1], received, taken)
+        return self._call(_pieces, sendbuf, _pieces, recvbuf)
 
     def _prepare_Neighbor_alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Send each out-neighbour its part, and collect the in-neighbours'; the parts differ in datatype."""
+        return self._call(typed_pieces, sendbuf, typed_pieces, recvbuf)
+
+    def _call(self, split_sent: Any, sendbuf: Any, split_taken: Any, recvbuf: Any) -> NeighborCall:
+        """Return the call. The functions return the memory of a message, and its part for each edge."""
         indegree, outdegree = self._degrees()
-        taken, received = typed_pieces(recvbuf, True, indegree)
-        return NeighborCall(self._ref, typed_pieces(sendbuf, False, outdegree)[1], received, taken)
+        taken, received = split_taken(recvbuf, True, indegree)
+        return NeighborCall(self._ref, split_sent(sendbuf, False, outdegree)[1], received, taken)
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send an object to all out-neighbours, and return the in-neighbours'; None where there is none."""
@@ -144,6 +138,12 @@ class Neighbors(PointToPoint):
             end_after(self._ref, error, True)
             raise
         return lengths.tolist(), received
+
+
+def _same(spec: Any, is_written: bool, count: int) -> tuple[Any, list[Any]]:
+    """Return the memory of a message, and as an array `count` times the whole of it."""
+    data = simple_with_gaps(spec, is_written)
+    return data, [data.bytes] * count
 
 
 def _blocks(spec: Any, is_written: bool, count: int) -> tuple[Any, list[Any]]:

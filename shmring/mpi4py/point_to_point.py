@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Error
 from . import errors, handles
-from .calls import Call, Exchange, MessageCall, Pending
+from .calls import Call, Exchange, MessageCall, Pending, nothing
 from .constants import INTEGERS
 from .forms import add_forms
 from .messages import BUFFER_AUTOMATIC, Handle, Status, buffer, handle, simple_with_gaps
@@ -110,14 +109,6 @@ class Taking(MessageCall):
         return self.message.irecv(self.room)
 
 
-def _receive_from_no_proc() -> Call:
-    """Return the receive of the message of PROC_NULL, which does nothing."""
-    call = Call()
-    call.empty = Status()
-    call.empty.source = PROC_NULL
-    return call
-
-
 class Message(handles.Named, Handle):
     """A message that `Mprobe` took out of the queue: only this object can receive it."""
 
@@ -140,7 +131,7 @@ class Message(handles.Named, Handle):
     def _taking(self, buf: Any) -> Call:
         arrived = self._arrived()
         if arrived.message is None:
-            call = _receive_from_no_proc()
+            call = nothing(arrived.context)
         else:
             room = simple_with_gaps(buf, True)
             call = Taking(arrived, room.bytes)
@@ -196,24 +187,10 @@ class Message(handles.Named, Handle):
 
 
 def _take(cls: Any, comm: Any, source: int, tag: int, status: Status | None, is_blocking: bool) -> Any:
-    context, peer = comm._ref, comm._peer(source, tag)
-    if peer is None:
-        if status is not None:
-            status.source, status.tag, status.count = PROC_NULL, ANY_TAG, 0
-        return handle(cls, MESSAGE_NO_PROC._ref)
-    try:
-        if is_blocking:
-            message = context.probe(peer, tag, context.comm.mprobe, context.comm.improbe)
-        else:
-            message = context.turns.take(context.comm.improbe, peer, tag)
-    except Error as error:
-        raise context.failure(None, error) from error
-    if message is None:
+    found = comm._probe(source, tag, status, is_blocking, True)
+    if found is None:
         return None
-    if status is not None:
-        found = message.status
-        status.source, status.tag, status.count = found.source, found.tag, found.nbytes
-    return handle(cls, Arrived(context, message))
+    return handle(cls, MESSAGE_NO_PROC._ref if found is True else Arrived(comm._ref, found))
 
 
 MESSAGE_NO_PROC: Message = handle(Message, Arrived(None, None))
@@ -285,11 +262,11 @@ class PointToPoint(ObjectCaller):
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Block until a message can be received, and return True."""
-        return self._probe(source, tag, status, True)
+        return self._probe(source, tag, status, True) is not None
 
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Return whether a message can be received."""
-        return self._probe(source, tag, status, False)
+        return self._probe(source, tag, status, False) is not None
 
     probe, iprobe = Probe, Iprobe
 
