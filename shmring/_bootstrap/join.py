@@ -196,9 +196,14 @@ def _join_hosts(request: JoinRequest, ports: tuple[int, int] | None) -> Joined:
     found = tcp.connect_ranks(request, ports)
     coordinator, place = found.coordinator, found.place
     local_sockets = mesh = None
+
+    def check(callers: Check = request.check) -> None:
+        coordinator.check()  # first: the error that it has is the one that all ranks raise
+        callers()
+
     try:
         with found.listener, coordinator.together():
-            request = dataclasses.replace(request, check=coordinator.check)
+            request = dataclasses.replace(request, check=check)
             local_sockets = local.connect_ranks(_within_host(request, found), place.ranks_of_host[place.host])
             if place.num_hosts > 1:
                 mesh = connect_mesh(request, found)

@@ -4,11 +4,13 @@ connections."""
 import errno
 import os
 import socket
+import threading
 
 import pytest
-from rendezvous import close, free_port, meet_on, nothing, soon
+from rendezvous import close, coming, free_port, in_threads, meet_on, nothing, soon, then_notify, world_at
 
 from shmring._bootstrap import framed_socket, host_map, mesh
+from shmring._bootstrap import join as joining
 from shmring._bootstrap.framed_socket import FramedSocket
 from shmring._bootstrap.host_map import Endpoint
 from shmring._bootstrap.mesh import Mesh, connect_mesh
@@ -79,6 +81,32 @@ def test_a_message_of_the_coordinator_ends_the_wait(rank):
         with pytest.raises(RankFailed, match="rank 7 ended"):
             connect_mesh(request_of(world(2), rank, timeout_s=100, check=check), found)
     found.listener.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_callers_check_ends_the_wait(monkeypatch, rank):
+    """As when another rank has ended the communicator that grows, but keeps its connections open."""
+    meeting, is_waiting, is_over = world_at(2), threading.Event(), threading.Event()
+
+    def connect(request, found):
+        if request.rank == rank:
+            is_waiting.set()
+        else:
+            is_over.wait(20)
+        return connect_mesh(request, found)
+
+    def check():
+        if is_waiting.is_set():
+            raise RankFailed("rank 7 ended", rank=7)
+
+    def come():
+        return joining.join(meeting, rank, deadline=Deadline(5), node="ab"[rank], check=check)
+
+    monkeypatch.setattr(joining, "connect_mesh", connect)
+    other = coming(meeting, 1 - rank, node="ab"[1 - rank])
+    for outcome in in_threads(then_notify(is_over, come), other):
+        assert isinstance(outcome, RankFailed)
+        assert outcome.rank == 7
 
 
 def test_ranks_of_one_host_are_not_connected():
