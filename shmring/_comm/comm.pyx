@@ -782,7 +782,7 @@ os.register_at_fork(after_in_child=_disown_all)
 # Release a group that this rank cannot use. comm: the communicator made of `parts`, or None if making it raised.
 cdef int leave_group(parts, Comm comm) except -1:
     if comm is None:
-        parts.abandon()
+        parts.engine.abandon(parts)
     else:
         comm.close()
     return 0

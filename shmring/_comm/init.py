@@ -100,7 +100,7 @@ def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: 
         if comm is not None:
             comm.close()
         elif parts is not None:
-            parts.abandon()
+            parts.engine.abandon(parts)
         raise
     try:
         comm._begin_own_trace()

@@ -12,6 +12,7 @@ from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen, strrchr
+from posix.unistd cimport close as close_fd
 
 from .._algorithms.choice cimport enter_refused, step_refused
 from .._core.core_distance cimport enter_ping, step_ping_call
@@ -179,6 +180,24 @@ cdef class Engine(State):
                 self.notifications.leave()
         finally:
             self.liveness_thread.leave()
+
+    def abandon(self, parts):
+        """Release the parts of this rank if no communicator was made of them. Other ranks see that it has left.
+
+        Does nothing if a communicator has already closed them. It is C code, as the interpreter runs no signal handler
+        before a call of C code: the exception of a second signal, right after the first one, cannot prevent it.
+        """
+        if self.closed_because is not None:
+            return
+        close_fd(parts.fd)
+        try:
+            self.close()
+        finally:
+            try:
+                parts.local_sockets.close()
+            finally:
+                if parts.internode is not None:
+                    parts.internode.close(0.0)
 
     def disown(self):
         """Mark the communicator as the parent's, in a forked child. Shared memory is not touched."""

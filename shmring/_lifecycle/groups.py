@@ -92,9 +92,9 @@ def form(
         parts = begin(own, settings, engine.timeout_s, deadline=Deadline(timeout_s), parent=engine)
         return parts, ranks
     except BaseException as error:
-        own.close()
         if parts is not None:
-            parts.abandon()
+            parts.engine.abandon(parts)
+        own.close()
         if isinstance(error, Error):
             own_ranks = f"its ranks 0 to {len(ranks) - 1} are {list(ranks)} of its parent"
             error.add_note(f"while a group began: {own_ranks}")
@@ -140,7 +140,7 @@ def form_across(
                 return parts, tuple(ranks)
     except BaseException:
         if parts is not None:
-            parts.abandon()
+            parts.engine.abandon(parts)
         raise
 
 
@@ -184,7 +184,7 @@ def form_of_callers(
             return parts
     except BaseException:
         if parts is not None:
-            parts.abandon()
+            parts.engine.abandon(parts)
         raise
     finally:
         if listener is not None:

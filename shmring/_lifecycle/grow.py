@@ -140,7 +140,7 @@ def grow(
         return parts
     except BaseException:
         if parts is not None:
-            parts.abandon()
+            parts.engine.abandon(parts)
         raise
     finally:
         if meeting is not None:

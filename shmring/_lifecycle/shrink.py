@@ -130,7 +130,7 @@ class _Meetings:
                 return parts
         except BaseException:
             if parts is not None:
-                parts.abandon()
+                parts.engine.abandon(parts)
             raise
 
     def close(self) -> None:
@@ -153,8 +153,9 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
         while True:
             view = agreement.settle()
             if agreement.done is None:
-                _abandon(prepared)  # the view has changed: no rank will report these parts done
-                prepared = None
+                if prepared is not None:  # the view has changed: no rank will report these parts done
+                    prepared[1].engine.abandon(prepared[1])
+                    prepared = None
                 attempts[view.out] += 1
                 parts = _begin(meetings, agreement, ranks.size)
                 if parts is None and attempts[view.out] < _MOST_ATTEMPTS:
@@ -177,14 +178,12 @@ def shrink(failed: FailedComm, timeout_s: float) -> tuple[CommParts, tuple[int, 
         try:
             agreement.withdraw()
         finally:
-            meetings.close()
-            _abandon(prepared)
+            try:
+                meetings.close()
+            finally:
+                if prepared is not None:
+                    prepared[1].engine.abandon(prepared[1])
         raise
-
-
-def _abandon(prepared: tuple[View, CommParts] | None) -> None:
-    if prepared is not None:
-        prepared[1].abandon()
 
 
 def _begin(meetings: _Meetings, agreement: Agreement, size: int) -> CommParts | None:

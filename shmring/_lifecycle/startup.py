@@ -29,7 +29,7 @@ _log = logging.getLogger("shmring")
 
 
 class CommParts(NamedTuple):
-    """All parts of a communicator."""
+    """All parts of a communicator. `engine.abandon` releases them if no communicator is made of them."""
 
     engine: Engine
     local_sockets: LocalSockets
@@ -38,21 +38,6 @@ class CommParts(NamedTuple):
     settings: Settings
     place: Place | LocalSockets
     internode: InterNodeLinks | None = None
-
-    def abandon(self) -> None:
-        """Release the parts if no communicator was made of them. The other ranks see that this one has left.
-
-        Does nothing if a communicator has already closed them.
-        """
-        if self.engine.closed_because is not None:
-            return
-        try:
-            self.engine.close()
-        finally:
-            os.close(self.fd)
-            self.local_sockets.close()
-            if self.internode is not None:
-                self.internode.close(0.0)
 
 
 def join_and_begin(
@@ -119,7 +104,7 @@ def _begin_joined(
         return parts
     except BaseException:
         if parts is not None:
-            parts.abandon()
+            parts.engine.abandon(parts)
         if internode is not None:
             internode.close(0.0)  # the parts may lack it; a second close does nothing
         raise

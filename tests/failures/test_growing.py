@@ -1,5 +1,6 @@
 """grow: new ranks join, or do not come, and ranks die meanwhile."""
 
+import ctypes
 import os
 import pickle
 import signal
@@ -7,10 +8,11 @@ import threading
 import time
 from pathlib import Path
 
+import leftovers
 import numpy as np
 import pytest
 from ranks import FORK, Died, Ranks, free_port, interrupted, raised, until_there
-from waiting import counted_s
+from waiting import counted_s, wait_until
 
 import shmring
 from shmring._lifecycle import grow as growing
@@ -432,7 +434,8 @@ def fail_at_the_end(comm, path, victim):
         begin = growing.join_and_begin
 
         def join_in_vain(*arguments, **keywords):
-            begin(*arguments, **keywords).abandon()
+            parts = begin(*arguments, **keywords)
+            parts.engine.abandon(parts)
             raise MemoryError("no room")
 
         growing.join_and_begin = join_in_vain
@@ -480,6 +483,50 @@ def test_ctrl_c_on_one_rank_ends_the_wait_of_all(tmp_path):
     with Ranks(2) as ranks:
         assert ranks.meet()(interrupt, tmp_path / "world") == [shmring.Aborted] * 2
     assert counted_s() - begin < SOON_S
+
+
+def let_two_handlers_raise(*_):
+    """Receive two signals at once: the second handler runs where the first one's exception is handled."""
+
+    def raise_from_handler(number, frame):
+        raise KeyboardInterrupt if number == signal.SIGUSR1 else SystemExit
+
+    both = int(signal.SIGUSR1), int(signal.SIGUSR2)
+    for number in both:
+        signal.signal(number, raise_from_handler)
+    list(map(ctypes.CDLL(None)["raise"], both))  # no bytecode runs between the two
+
+
+def what_shmring_has():
+    """Return how many threads and descriptors of segments this process has."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    nsegments = sum("memfd:shmring" in os.readlink(link) for link in links if link.is_symlink())
+    return leftovers.thread_names().count("shmring-life"), nsegments
+
+
+def grow_with_two_signals(comm, path):
+    """Rank 1 is interrupted twice when all have met. It has left the larger communicator then."""
+    before = what_shmring_has()
+    if comm.rank != 1:
+        with pytest.raises(shmring.Error):
+            comm.grow(1, write_to(path))
+        return
+    all_go_on, growing.Agreement.all_go_on = growing.Agreement.all_go_on, let_two_handlers_raise
+    try:
+        comm.grow(1, write_to(path))
+    except SystemExit:  # here, while the traceback refers to everything that was made
+        wait_until(lambda: what_shmring_has() == before, "no thread or descriptor is left")
+    finally:
+        growing.Agreement.all_go_on = all_go_on
+
+
+@pytest.mark.parametrize("nodes", [None, [0, 1]], ids=str)
+def test_two_signals_at_the_end_of_grow_leave_nothing(tmp_path, nodes):
+    with Ranks(2, nodes=nodes) as ranks, Ranks(1) as new:
+        ranks.meet()
+        new.begin(come_for_nobody, tmp_path / "world", 1 if nodes else None)
+        ranks(grow_with_two_signals, tmp_path / "world")
+        assert new.answers() == [None]
 
 
 def again_and_again(comm, folder, times, number=None):
@@ -542,7 +589,7 @@ def come_for_nobody(_, path, node):
     comm = come(None, path, 0, node)
     with pytest.raises(shmring.RankFailed):
         comm.barrier()
-    with pytest.raises(shmring.RankFailed, match="have gone on without rank 4"):
+    with pytest.raises(shmring.RankFailed, match=f"have gone on without rank {comm.rank}"):
         comm.shrink()
     comm.close()
 
