@@ -13,7 +13,6 @@ from .._bootstrap.world import nothing_to_check
 from .._config.settings import Settings
 from .._lifecycle.startup import join_and_begin
 from .._system import ended_ranks
-from .._system.limits import explain
 from ..errors import Error
 from .comm import Comm
 
@@ -84,8 +83,6 @@ def init(
         ended_ranks.note_error(error, rank)
         # The message is enough. A traceback through the bootstrap would hide it, on every rank.
         raise error.with_traceback(None) from None
-    except OSError as error:
-        raise explain(error, f"joining a world as rank {rank}") from error
 
 
 def _join(world: World, rank: int, settings: Settings, timeout_s: float, check: Check) -> Comm:

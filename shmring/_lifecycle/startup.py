@@ -19,6 +19,7 @@ from .._engine.engine import Engine
 from .._engine.state import KEY_NBYTES, control_nbytes, format_segment, header_of, segment_nbytes
 from .._system import limits, procfs, segments
 from .._system.deadline import Deadline
+from .._system.limits import explain
 from ..errors import Error, agreed
 from .internode import InterNodeLinks
 
@@ -71,9 +72,11 @@ def join_and_begin(
         )
         start = deadline or Deadline(timeout_s)
         return _begin_joined(joined, settings, timeout_s, key=world.key, deadline=start, parent=parent)
-    except BaseException:
+    except BaseException as error:
         if joined is not None:
             joined.close()
+        if isinstance(error, OSError) and not isinstance(error, Error):  # a Timeout is both
+            raise explain(error, f"joining a world as rank {rank}") from error
         raise
 
 

@@ -2,8 +2,10 @@
 and its parts: the rank concerned names the limit and the remedy, the others get an error as well."""
 
 import dataclasses
+import errno
 import os
 import resource
+import selectors
 import subprocess
 import sys
 import textwrap
@@ -122,6 +124,30 @@ def test_descriptors_that_run_out_while_ranks_meet(concerned, across):
             if assert_limit_named(ranks.outcomes(join_another, world, places, concerned, more), concerned):
                 return
     raise AssertionError("still not enough")
+
+
+class NoWatches(selectors.DefaultSelector):
+    """As when the user has reached the limit of the kernel, fs.epoll.max_user_watches."""
+
+    def register(self, *_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def grow_in_vain(comm):
+    if comm.rank == 0:
+        selectors.DefaultSelector = NoWatches
+    try:
+        with pytest.raises(shmring.Error) as caught:
+            comm.grow(1, lambda world, rank: None, timeout=1.5)
+    finally:
+        selectors.DefaultSelector = NoWatches.__base__
+    comm.barrier()
+    return str(caught.value)
+
+
+def test_an_error_of_the_kernel_is_an_error_of_grow():
+    with Ranks(2) as ranks:
+        assert "ENOSPC" in ranks.meet()(grow_in_vain)[0]
 
 
 # ---- limits of whole programs ------------------------------------------------------------------------------

@@ -348,7 +348,7 @@ def cannot_join(comm, path):
     join = startup.join
     if comm.rank == 1:
         startup.join = refuse_to_join
-    kind, text = (shmring.Timeout, "ranks 1, 2 of 3") if comm.rank == 0 else (OSError, "no socket")
+    kind, text = (shmring.Timeout, "ranks 1, 2 of 3") if comm.rank == 0 else (shmring.Error, "no socket")
     try:
         with pytest.raises(kind, match=text) as caught:
             comm.grow(1, lambda world, rank: None, timeout=SHORT_S)
@@ -369,7 +369,7 @@ def test_a_rank_that_cannot_join_harms_nothing(tmp_path):
         (of_0, fields_0), (of_1, fields_1) = ranks(cannot_join, tmp_path / "world")
         assert (fields_0, fields_1) == ((0, 3, 1, 1), (1, 3, 1, 1))
         assert new.answers() == [(2, 3, 1, 1)]
-    assert of_0 == ["rank 1 could not join: OSError: no socket"]
+    assert of_0 == ["rank 1 could not join: Error: joining a world as rank 1 failed: no socket"]
     assert of_1[0].startswith("rank 0 could not join: Timeout: ")
 
 
