@@ -845,3 +845,27 @@ def test_extents_of_grids_are_found_at_once(tmp_path):
     done = run_code(tmp_path, DIMS, "--no-prefix", nprocs=1)
     expected = "nnodes is 2305843009213693951; it must be at most 2147483647\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+PKL5_REQUESTS = """
+import numpy as np
+from shmring import MPI
+from shmring.mpi4py.util import pkl5
+
+comm = pkl5.Intracomm(MPI.COMM_WORLD)
+other = 1 - comm.rank
+sends = [comm.isend(np.full(count, count), other, count) for count in (1, 100_000)]
+receives = [comm.mprobe(other, count).irecv() for count in (1, 100_000)]
+both, none = pkl5.Request(sends), pkl5.Request([MPI.REQUEST_NULL])
+statuses = []
+_, first, second, _ = MPI.Request.waitall([both, *receives, none], statuses)
+assert (first == 1).all() and (second == 100_000).all() and second.shape == (100_000,)
+assert [status.tag for status in statuses[1:3]] == [1, 100_000], statuses
+assert not any([both, none, *sends, *receives])
+print("well")
+"""
+
+
+def test_requests_of_pkl5_are_those_of_mpi(tmp_path):
+    done = run_code(tmp_path, PKL5_REQUESTS, "--no-prefix", nprocs=2)
+    assert done.stdout.splitlines() == ["well"] * 2, done.stdout + done.stderr

@@ -6,13 +6,13 @@ is not empty, from the same rank and with the same tag.
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
-from ..calls import Call, end_after
+from ..calls import Call, Pending, end_after
+from ..messages import handle
 
 MPI: Any = import_module("shmring.mpi4py.MPI")
 ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL, MPI.ROOT
@@ -59,14 +59,18 @@ def _loads(head: memoryview, buffers: list[Any]) -> Any:
     return pickle.loads_oob(head[8 * (1 + len(buffers)) :], buffers)
 
 
-@contextlib.contextmanager
-def _as_one_call(context: Any, *, beside: bool) -> Iterator[None]:
+class _AsOneCall:
     """End the communicator after an exception such as a KeyboardInterrupt: an object may be lost in part."""
-    try:
-        yield
-    except BaseException as error:
-        end_after(context, error, beside)
-        raise
+
+    def __init__(self, context: Any, *, beside: bool) -> None:
+        self.context, self.beside = context, beside
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            end_after(self.context, error, self.beside)
 
 
 class _Parts(Call):
@@ -77,7 +81,7 @@ class _Parts(Call):
         self.failure: BaseException | None = None
 
     def begin(self) -> Any:
-        return self
+        return self if self.parts else None
 
     def done(self) -> bool:
         return all(part.Get_status() for part in self.parts)
@@ -98,7 +102,14 @@ class _Parts(Call):
     def conclude(self) -> Any:
         if self.failure is not None:
             raise self.failure
-        return super().conclude()
+        return None if self.finish is None else self.finish()
+
+    def issue(self) -> Request:
+        """Return the request."""
+        pending = Pending()
+        pending.call = self
+        pending.start()
+        return handle(Request, pending)
 
 
 class Request(MPI.Request):  # type: ignore[misc]
@@ -163,7 +174,7 @@ class Message:
 
     def recv(self, status: Any = None) -> Any:
         """Receive the object."""
-        with _as_one_call(self._matched and self._matched.context, beside=True):
+        with _AsOneCall(self._matched and self._matched.context, beside=True):
             return self.irecv().wait(status)
 
     def irecv(self) -> Request:
@@ -172,29 +183,30 @@ class Message:
         if matched is None:
             raise MPI.Exception(MPI.ERR_REQUEST)
         parts = [message.Irecv([buffer, BYTE]) for message, buffer in matched.parts]
-        return Request(_Parts(parts, matched.load, matched.status).issue())
+        return _Parts(parts, matched.load, matched.status).issue()
 
     @classmethod
     def probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Message:
         """Block until there is a matching object, and return it as a message."""
-        status = Status() if status is None else status
-        return cls._match(MPI.Comm.Mprobe(comm, source, tag, status), comm, status)
+        own = Status() if status is None else status
+        first = MPI.Comm.Mprobe(comm, source, tag, own)
+        return cls._match(first, comm, own if status is None else Status(own))
 
     @classmethod
     def iprobe(
         cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
     ) -> Message | None:
         """Return a matching object as a message; None if none has come yet."""
-        status = Status() if status is None else status
-        first = MPI.Comm.Improbe(comm, source, tag, status)
-        return None if first is None else cls._match(first, comm, status)
+        own = Status() if status is None else status
+        first = MPI.Comm.Improbe(comm, source, tag, own)
+        return None if first is None else cls._match(first, comm, own if status is None else Status(own))
 
     @classmethod
     def _match(cls, first: Any, comm: Any, status: Any) -> Message:
         message = cls()
         is_none = first == MPI.MESSAGE_NO_PROC
-        with _as_one_call(comm._ref, beside=True):
-            message._matched = _no_process if is_none else _Matched(first, comm, Status(status))
+        with _AsOneCall(comm._ref, beside=True):
+            message._matched = _no_process if is_none else _Matched(first, comm, status)
         return message
 
 
@@ -210,13 +222,13 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         """Begin to send an object, with a method that begins to send a message."""
         head, buffers = (b"", []) if dest == PROC_NULL else _dumps(obj)
         messages = (head, *(b for b in buffers if b.nbytes))
-        with _as_one_call(self._ref, beside=True):
+        with _AsOneCall(self._ref, beside=True):
             parts = [begin(self, [part, BYTE], dest, tag) for part in messages]
-        return Request(_Parts(parts).issue())
+        return _Parts(parts).issue()
 
     def _send(self, begin: Callable[..., Any], obj: Any, dest: int, tag: int) -> None:
         request = self._begin(begin, obj, dest, tag)
-        with _as_one_call(self._ref, beside=True):
+        with _AsOneCall(self._ref, beside=True):
             request.wait()
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
@@ -264,7 +276,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         """Send an object, and receive one. `recvbuf` is not used."""
         self._peer(source, recvtag)  # before the send: it checks the arguments
         request = self.isend(sendobj, dest, sendtag)
-        with _as_one_call(None if dest == PROC_NULL else self._ref, beside=True):
+        with _AsOneCall(None if dest == PROC_NULL else self._ref, beside=True):
             received = self.recv(None, source, recvtag, status)
             request.wait()
         return received
@@ -282,7 +294,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
         is_root = self.Get_rank() == root
         head, buffers = self._refusing("broadcast", _dumps, obj) if is_root else (b"", [])
         head, buffers = self._ref.comm.run_steps(self._bcast, head, buffers, root)
-        with _as_one_call(self._ref, beside=False):
+        with _AsOneCall(self._ref, beside=False):
             return _loads(memoryview(head), buffers)
 
     def _bcast(self, head: bytes, buffers: list[Any], root: int) -> tuple[Any, list[Any]]:
@@ -306,7 +318,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
 
     def _load(self, room: _Room | None) -> list[Any] | None:
         """Return the objects that a collective has moved."""
-        with _as_one_call(self._ref, beside=False):
+        with _AsOneCall(self._ref, beside=False):
             return None if room is None else room.load()
 
     def scatter(self, sendobj: Iterable[Any] | None, root: int = 0) -> Any:
