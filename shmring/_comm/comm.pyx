@@ -6,6 +6,8 @@ import logging
 import os
 import weakref
 
+from cpython.ref cimport Py_DECREF, Py_INCREF
+
 from .._core.group cimport FORM_GROUP, GROW, SPLIT
 from .._core.kernels cimport SR_SUM
 from .._core.timeouts cimport ns_of, timeout_s_of
@@ -21,6 +23,23 @@ from ..errors import Error, Timeout
 from .error_feedback import Residuals
 
 open_comms = weakref.WeakSet()   # of this process
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*function)(void *) except -1, void *argument)
+
+
+# Raise an exception in the main thread when it next runs signal handlers.
+cdef int raise_later(object error) except -1:
+    Py_INCREF(error)
+    if Py_AddPendingCall(raise_now, <void *> error) != 0:
+        Py_DECREF(error)
+    return 0
+
+
+cdef int raise_now(void *argument) except -1:
+    error = <object> argument
+    Py_DECREF(error)
+    raise error
 
 
 cdef class Comm(Allocation):
@@ -753,6 +772,9 @@ cdef class Comm(Allocation):
             self.close()
         except Exception:   # another thread is in a call, or the interpreter shuts down
             pass
+        except BaseException as error:   # of a signal handler; by a SystemExit, Cython would end the process here
+            open_comms.discard(self)   # else the callback of this weak reference would run next, and raise in vain
+            raise_later(error)
 
     def __reduce__(self):
         raise TypeError("a communicator belongs to its process; send its World instead, and join it there")

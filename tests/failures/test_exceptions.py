@@ -3,7 +3,10 @@ of a message, in a destructor. A call that raises has either not begun, or ends 
 """
 
 import contextlib
+import ctypes
+import functools
 import mmap
+import operator
 import os
 import signal
 import socket
@@ -13,7 +16,7 @@ import weakref
 import numpy as np
 import pytest
 from combinations import each_value
-from ranks import interrupt_a_sender, interrupt_once_there, interrupted, until_stopped, until_there
+from ranks import Ranks, interrupt_a_sender, interrupt_once_there, interrupted, until_stopped, until_there
 from snapshots import signal_in_a_call, until_given_up
 from waiting import wait_until
 
@@ -615,3 +618,19 @@ def fail_on_all_ranks(comm):
 
 def test_an_error_of_shmring_on_all_ranks_leaves_the_communicator(world_of):
     assert world_of(2)(fail_on_all_ranks) == [2, 2]
+
+
+def drop_during_a_signal(comm):
+    """Drop a communicator, and leave by a signal that comes in the first Python code of its destructor."""
+    made = [comm.dup()]
+    signal.signal(signal.SIGTERM, leave)
+    both = functools.partial(ctypes.CDLL(None)["raise"], int(signal.SIGTERM)), made.clear
+    with pytest.raises(SystemExit):
+        list(map(operator.call, both))  # no bytecode runs between the two
+    comm.barrier()
+
+
+def test_a_signal_in_a_destructor_raises_after_it():
+    """It ended the process at once, without running any finally clause."""
+    with Ranks(2) as ranks:
+        ranks.meet()(drop_during_a_signal)
