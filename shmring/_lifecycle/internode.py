@@ -5,6 +5,8 @@ It is constructed from an engine and the results of a meeting.
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import socket
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from .._internode.context import InterNodeConns
 from .._system.limits import explain
 from .._transport.channels import VIEW, Channels
 from .._transport.notifications import Notifications
+from ..errors import Error
 
 if TYPE_CHECKING:
     from .._bootstrap.framed_socket import Address
@@ -50,12 +53,17 @@ class InterNodeLinks:
             )
         except OSError as error:
             raise explain(error, "watching the connections to other hosts") from error
+        except MemoryError as error:
+            raise _no_room() from error
         engine.attach_hosts(self._conns, Notifications(mesh.control, channels))
 
     def agree(self, engine: Engine, slice_nbytes: int) -> None:
         """Collective: use rank 0's slice size for transfers; 0: the tuned size."""
         if slice_nbytes := engine.broadcast_word(slice_nbytes):
-            self._conns.measure_out(slice_nbytes)
+            try:
+                self._conns.measure_out(slice_nbytes)
+            except MemoryError as error:
+                raise _no_room() from error
 
     def listen(self, ports: tuple[int, int] | None) -> tuple[socket.socket, Invitation]:
         """Listen on this host as rank 0 of a new world of these ranks. Return listener and invitation."""
@@ -113,6 +121,11 @@ class InterNodeLinks:
         self._conns.close()
         self._channels.close_fds()
         self._mesh.close()
+
+
+def _no_room() -> Error:
+    error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return explain(error, "making the buffers for messages to other hosts")
 
 
 def _interface_of(address: Address) -> str | None:

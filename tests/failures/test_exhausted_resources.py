@@ -17,6 +17,7 @@ from ranks import Died, Ranks, free_port
 from waiting import counted_s
 
 import shmring
+from shmring._lifecycle import internode
 
 SOON_S = 20
 STEPS = {
@@ -148,6 +149,27 @@ def grow_in_vain(comm):
 def test_an_error_of_the_kernel_is_an_error_of_grow():
     with Ranks(2) as ranks:
         assert "ENOSPC" in ranks.meet()(grow_in_vain)[0]
+
+
+def no_room(*_):
+    raise MemoryError
+
+
+def split_without_room(comm):
+    channels = internode.Channels
+    if comm.rank == 1:
+        internode.Channels = no_room
+    try:
+        with pytest.raises(shmring.OutOfMemory, match="ulimit -v"):
+            comm.split(0)
+    finally:
+        internode.Channels = channels
+    comm.barrier()
+
+
+def test_no_memory_for_the_messages_of_a_group_is_an_error_of_all_its_ranks():
+    with Ranks(2, nodes=[0, 1]) as ranks:
+        ranks.meet()(split_without_room)
 
 
 # ---- limits of whole programs ------------------------------------------------------------------------------
