@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from ranks import Died, Ranks, interrupted, turns, until_stopped, until_there, when_there
 from unreadable import needs_page_with_the_time, page_with_the_time
+from waiting import LONGEST_S
 
 import shmring
 from shmring import ANY_SOURCE, ANY_TAG
 from shmring._config import thresholds, tuning_table
 from tests.p2p.test_point_to_point import TINY
 
-SOON_S = 10
 LATE_S = 0.1
 ALWAYS = {"SHMRING_SINGLE_COPY": 64}  # whatever is faster, but for receivers that are late
 ALL = {"SHMRING_MESSAGE_RING": TINY, **ALWAYS}  # the ring has no room for messages whose receivers are late
@@ -171,8 +171,8 @@ def exchange(comm, how, x, y, other):
         return comm.sendrecv(x, other, y, other)
     if how in ("isend", "matched"):
         sent = comm.isend(x, other, 5, matched=how == "matched")
-        received = comm.irecv(y, other, 5).wait(SOON_S)
-        assert sent.wait(SOON_S) is None
+        received = comm.irecv(y, other, 5).wait(LONGEST_S)
+        assert sent.wait(LONGEST_S) is None
         return received
     if how == "object":
         return exchange_objects(comm, x, y, other)
@@ -284,7 +284,7 @@ def receive_later_ones_first(comm):
     if comm.rank == 0:
         sends = [comm.isend(np.full(COUNT, float(tag)), 1, tag) for tag in range(5)]
         for send_of in sends:
-            send_of.wait(SOON_S)
+            send_of.wait(LONGEST_S)
     else:
         for tag in (4, 2, 3, 0, 1):
             assert comm.recv(x, 0, tag).tag == tag
@@ -428,11 +428,11 @@ def compute_meanwhile(comm):
         x[:] = 0
         transfer = comm.irecv(x, 0)
     comm.barrier()
-    deadline = time.monotonic() + SOON_S
+    deadline = time.monotonic() + LONGEST_S
     while "not complete" in repr(transfer):  # which advances nothing
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    transfer.wait(SOON_S)
+    transfer.wait(LONGEST_S)
     assert (x == 3).all()
 
 
@@ -578,7 +578,7 @@ def free_while_it_is_sent(comm):
     gc.collect()
     comm.empty(10, "f8")  # unmaps what all ranks have freed
     if comm.rank == 0:
-        sent.wait(SOON_S)
+        sent.wait(LONGEST_S)
     else:
         comm.recv(y, 0)
         assert (y == 5).all()
