@@ -447,7 +447,7 @@ def read_only(count):
 
 
 REFUSED = {
-    "text": (array.array("u", "abc"), TypeError, "format"),
+    "text": (array.array("w" if "w" in array.typecodes else "u", "abc"), TypeError, "format"),  # "w": 3.13
     "characters": ((ctypes.c_char * 3)(), TypeError, "format"),
     "structures": ((Pair * 3)(), TypeError, "format"),
     "strings": (np.array(["a", "b"]), TypeError, "dtype"),
