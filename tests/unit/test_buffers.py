@@ -33,6 +33,9 @@ class DLPack:
         return self._device
 
 
+EXPORTS_VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # of DLPack: __dlpack__(max_version=...)
+
+
 class Versioned(DLPack):
     """An object that always exports a versioned tensor, which says whether it is read-only."""
 
@@ -119,6 +122,8 @@ def make(rank):
     made |= {f"memory {name}": memory_of(ones.astype(name)) for name in exported}
     made |= {f"memory {name}": memory_of(ones.astype(dtype)) for name, dtype in small.items()}
     matrix = np.full((3, 2), rank + 1, "f4")
+    if EXPORTS_VERSIONED:
+        made["versioned dlpack matrix"] = Versioned(matrix.copy())
     return made | {
         "bytearray": bytearray([rank + 1] * 3),
         "memoryview": memoryview(bytearray([rank + 1] * 3)),
@@ -126,7 +131,6 @@ def make(rank):
         "memoryview cast 2-d": memoryview(bytearray(matrix.tobytes())).cast("f", (3, 2)),
         "ctypes matrix": ((ctypes.c_int * 2) * 3)(*[(ctypes.c_int * 2)(rank + 1, rank + 1)] * 3),
         "dlpack matrix": DLPack(matrix.copy()),
-        "versioned dlpack matrix": Versioned(matrix.copy()),
         "interface Fortran": Interface(np.asfortranarray(matrix)),
         "subclass": ones.astype("f4").view(Subclass),
         "record field": ones.astype([("a", "f4")])["a"],
@@ -468,7 +472,12 @@ REFUSED = {
     "a column of bfloat16": (np.zeros((3, 3), ml_dtypes.bfloat16)[:, 1], ValueError, "ascontiguousarray"),
     "a column's interface": (Contrary(), ValueError, "contiguous"),
     "a column's DLPack": (DLPack(np.zeros((3, 3))[:, 1]), ValueError, "contiguous"),
-    "read-only DLPack": (Versioned(read_only(3)), ValueError, "read-only"),
+    # An older NumPy refuses to export it.
+    "read-only DLPack": (
+        (Versioned(read_only(3)), ValueError, "read-only")
+        if EXPORTS_VERSIONED
+        else (DLPack(read_only(3)), TypeError, "readonly")
+    ),
     "no capsule": (WithoutCapsule(np.zeros(3)), TypeError, "no DLPack capsule"),
     "another device": (DLPack(np.zeros(3), device=(2, 0)), TypeError, "CPU"),
     "bytes": (b"abc", ValueError, "read-only"),
