@@ -602,8 +602,11 @@ cdef class Data:
             raise ValueError(f"{nbytes} bytes at byte {displ} are not in the buffer, which has {self.length}")
         return self.stretch(displ, displ + nbytes)
 
-    # Return the bytes of the buffer between two places as an array.
+    # Return the bytes of the buffer between two places as an array. No bytes may be anywhere: MPI ignores the
+    # displacement of a part without items.
     cdef object stretch(self, Py_ssize_t begin, Py_ssize_t end):
+        if begin == end:
+            return view_of(self.data, 0, U8, self.owner, self.readonly)
         if begin < 0 and end > PY_SSIZE_T_MAX + begin:
             raise ValueError(f"bytes {begin} to {end} are more than memory has")
         if (begin < 0 or end > self.length) and not self.has_bytes(begin, end):

@@ -209,6 +209,13 @@ for count in (0, (0, 2)):
     comm.Sendrecv([a, count, pairs], 0, 0, [p, count, pairs], 0)
 comm.Allgatherv([a, 0, pairs], [p, ([0], [1]), pairs])
 comm.Alltoallv([a, ([0], [2]), pairs], [p, ([0], [0]), pairs])
+for displ in (-5, 13, 2**40):  # that of a part without items does not matter
+    for kind in (MPI.INT, pairs):
+        comm.Alltoallv([a, ([0], [displ]), kind], [p, ([0], [displ]), kind])
+        comm.Alltoallw([a, ([0], [displ]), [kind]], [p, ([0], [displ]), [kind]])
+        comm.Gatherv([a, 0, kind], [p, ([0], [displ]), kind])
+        comm.Scatterv([a, ([0], [displ]), kind], [p, 0, kind])
+        comm.Allgatherv([a, 0, kind], [p, ([0], [displ]), kind])
 assert (p == -1).all()
 
 # Arguments of a persistent call are those at its making, whatever becomes of lists and datatypes.
