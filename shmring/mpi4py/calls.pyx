@@ -4,7 +4,7 @@ Every call makes a `Call`, which has the NumPy arrays and numbers that shmring t
 `Caller` are in Cython since their own time counts beside that of shmring.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cimport cython
 
@@ -17,7 +17,7 @@ from .._core.group cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, EXSCAN, GATHER, REDUCE, REDUCE_SCATTER, SCAN, SCATTER,
 )
 from .messages cimport (
-    WILD_TAG, ANY_PEER, Data, Handle, MOST_TAG, NO_PEER, Status, data_of, index_of, new_handle, without_gaps,
+    WILD_TAG, ANY_PEER, Data, Handle, MOST_TAG, NO_PEER, Status, data_of, int_of, new_handle, without_gaps,
 )
 
 import functools
@@ -116,7 +116,7 @@ cdef class Context:
 
     # Return the number of a peer as shmring has it, or NO_RANK for PROC_NULL.
     cdef int peer(self, object rank, object tag, bint is_send) except? -9:
-        cdef Py_ssize_t peer = index_of(rank), number = index_of(tag)
+        cdef int64_t peer = int_of(rank), number = int_of(tag)
         if not (0 <= number <= MOST_TAG or number == WILD_TAG and not is_send):
             raise self.failure(errors.ERR_TAG, f"the tag is {tag}; tags are 0 to {MOST_TAG}")
         if 0 <= peer < self.size:
@@ -128,7 +128,7 @@ cdef class Context:
         raise self.failure(errors.ERR_RANK, f"the rank is {rank}; the ranks are 0 to {self.size - 1}")
 
     cdef int root_of(self, object root) except -1:
-        cdef Py_ssize_t number = index_of(root)
+        cdef int64_t number = int_of(root)
         if not 0 <= number < self.size:
             raise self.failure(errors.ERR_ROOT, f"the root is {root}; the ranks are 0 to {self.size - 1}")
         return number
@@ -818,7 +818,7 @@ cdef class Caller(Handle):
             return
         data = data_of(buf, False)
         try:
-            context.opened().send_bytes(data.data, data.nbytes(), peer, index_of(tag))
+            context.opened().send_bytes(data.data, data.nbytes(), peer, int_of(tag))
         except Error as error:
             raise context.failure(None, error) from error
 
@@ -833,7 +833,7 @@ cdef class Caller(Handle):
             return
         data = data_of(buf, True)
         try:
-            context.opened().recv_bytes(data.data, data.nbytes(), peer, index_of(tag), &envelope)
+            context.opened().recv_bytes(data.data, data.nbytes(), peer, int_of(tag), &envelope)
         except Error as error:
             raise context.failure(None, error) from error
         if data.copies is not None:
@@ -857,8 +857,8 @@ cdef class Caller(Handle):
         """Copy the root's message to all ranks."""
         cdef Context context = context_of(self)
         cdef Data data = broadcast_data(context, buf, root)
-        run_at_once(context, BROADCAST, data.moved(), root)
-        if data.copies is not None and context.rank != root:
+        run_at_once(context, BROADCAST, data.moved(), int_of(root))
+        if data.copies is not None and context.rank != int_of(root):
             restore(context, data, False)
 
     def Allreduce(self, sendbuf, recvbuf, op=None):
@@ -897,7 +897,7 @@ cdef class Caller(Handle):
             if is_blocking:
                 found = context.probe(peer, tag, comm.mprobe if is_taken else comm.probe, iprobe)
             else:
-                found = context.turns.take(iprobe, peer, tag)
+                found = context.turns.take(iprobe, peer, <int> int_of(tag))
         except Error as error:
             raise context.failure(None, error) from error
         if found is not None and status is not None:

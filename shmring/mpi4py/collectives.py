@@ -127,7 +127,8 @@ class Collectives(PointToPoint):
     def _prepare_Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Collect the messages of all ranks, of different lengths, on the root."""
         data, pieces = None, None
-        if self._check_root(root) == self._ref.rank:
+        root = self._check_root(root)
+        if root == self._ref.rank:
             data, pieces = vector(recvbuf, True, self._ref.size)
         x = pieces[root] if pieces and is_in_place(sendbuf) else simple_with_gaps(sendbuf, False).bytes
         return VectorCall(data, self._ref, "gather_v", x, root, out=pieces)
@@ -136,7 +137,8 @@ class Collectives(PointToPoint):
     def _prepare_Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
         """Give each rank its part of the root's message, of different lengths."""
         pieces = None
-        if self._check_root(root) == self._ref.rank:
+        root = self._check_root(root)
+        if root == self._ref.rank:
             _, pieces = vector(sendbuf, False, self._ref.size)
         if pieces and is_in_place(recvbuf):
             return VectorCall(None, self._ref, "scatter_v", pieces, root)

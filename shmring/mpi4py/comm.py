@@ -22,7 +22,7 @@ from .constants import INTEGERS, LIBRARY_CONTEXT
 from .errhandlers import Handling, Policy, run
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Hints, Info
-from .messages import handle
+from .messages import handle, integer_of
 from .object_calls import Objects
 from .objects import pickle
 from .point_to_point import BufferedSends, completed
@@ -256,11 +256,13 @@ class Comm(handles.Named, handles.Attributed, Handling, Hinted, Objects):
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Return the communicator of the processes of one color, in the order of their keys."""
+        color, key = self._refusing("barrier", lambda: (integer_of(color), integer_of(key)))
         number = None if color == _UNDEFINED else color
         return self._new(lambda comm: comm.split(number, key), "split")
 
     def Split_type(self, split_type: int, key: int = 0, info: Info = INFO_NULL) -> Any:
         """Return the communicator of the processes that share something: memory, for COMM_TYPE_SHARED."""
+        key = self._refusing("barrier", integer_of, key)
         names = ("SHARED", "HW_GUIDED", "HW_UNGUIDED", "RESOURCE_GUIDED")
         shared, guided, unguided, resource = (INTEGERS[f"COMM_TYPE_{name}"] for name in names)
         if split_type not in (_UNDEFINED, shared, guided, unguided, resource):

@@ -11,7 +11,7 @@ import numpy as np
 from . import errors
 from .constants import INTEGERS
 from .layouts import Layout, combine, grid
-from .messages import TypeInfo, handle
+from .messages import TypeInfo, handle, integer_of
 
 _ORDER_C, _ORDER_FORTRAN = INTEGERS["ORDER_C"], INTEGERS["ORDER_FORTRAN"]
 _MOST_BYTES = 2**31 - 1  # of an item that NumPy has a dtype for
@@ -90,7 +90,8 @@ class Constructors:
 
     def Create_contiguous(self, count: int) -> Any:
         """Return the datatype of `count` items that follow each other."""
-        return self._block("CONTIGUOUS", {"count": operator.index(count)}, [0], count)
+        count = integer_of(count)
+        return self._block("CONTIGUOUS", {"count": count}, [0], count)
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Any:
         """Return the datatype of `count` blocks of items; the stride from block to block is in items."""
@@ -103,7 +104,7 @@ class Constructors:
         return self._vector("HVECTOR", arguments, 1)
 
     def _vector(self, combiner: str, arguments: dict[str, int], unit: int) -> Any:
-        arguments = {name: operator.index(value) for name, value in arguments.items()}
+        arguments = {name: integer_of(value) for name, value in arguments.items()}
         _check(arguments["count"] >= 0, f"the count is {arguments['count']}; it must not be negative")
         displs = np.arange(arguments["count"]) * (arguments["stride"] * unit)
         return self._block(combiner, arguments, displs, arguments["blocklength"])
@@ -131,7 +132,8 @@ class Constructors:
         return self._indexed_block("HINDEXED_BLOCK", blocklength, displacements, 1)
 
     def _indexed_block(self, combiner: str, blocklength: Any, displacements: Any, unit: int) -> Any:
-        arguments = {"blocklength": operator.index(blocklength), "displacements": _numbers(displacements)}
+        blocklength = integer_of(blocklength)
+        arguments = {"blocklength": blocklength, "displacements": _numbers(displacements)}
         displs = np.array(arguments["displacements"], np.int64) * unit
         return self._block(combiner, arguments, displs, blocklength)
 
@@ -220,7 +222,7 @@ class Constructors:
     def Create_resized(self, lb: int, extent: int) -> Any:
         """Return the datatype with another lower bound, and another distance of two items."""
         info = self._info()
-        arguments = {"lb": operator.index(lb), "extent": operator.index(extent)}
+        arguments = {"lb": integer_of(lb), "extent": integer_of(extent)}
         layout = _layout_of(info).with_bounds(arguments["lb"], arguments["extent"], align=1)
         return _made(type(self), ("RESIZED", info, arguments), layout, 0, info.size)
 

@@ -23,7 +23,7 @@ from .constants import INTEGERS
 from .errhandlers import Policy
 from .info import Info
 from .intracomm import Intracomm
-from .messages import buffer, get_address
+from .messages import buffer, get_address, integer_of
 from .point_to_point import BUFFERED
 from .rc import rc
 
@@ -203,7 +203,7 @@ def Aint_diff(addr1: int, addr2: int) -> int:
 
 def Alloc_mem(size: int, info: Any = None) -> buffer:
     """Return new memory, set to zero. `Win.Create` can make a window of it."""
-    return alloc_mem.allocate(size)
+    return alloc_mem.allocate(integer_of(size))
 
 
 def Free_mem(mem: buffer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from . import errors, handles
 from .constants import INTEGERS
-from .messages import Handle, handle
+from .messages import Handle, handle, integer_of
 from .refused import refuse_methods
 
 _UNDEFINED, _PROC_NULL = INTEGERS["UNDEFINED"], INTEGERS["PROC_NULL"]
@@ -105,7 +105,8 @@ class Group(handles.Named, Handle):
 
     def _expanded(self, ranges: Sequence[tuple[int, int, int]]) -> list[int]:
         found: list[int] = []
-        for first, last, step in ranges:
+        for bounds in ranges:
+            first, last, step = map(integer_of, bounds)
             if step == 0 or (last - first) * step < 0:
                 reason = f"a step of {step} does not lead from rank {first} to rank {last}"
                 raise errors.Exception(errors.ERR_ARG, reason)

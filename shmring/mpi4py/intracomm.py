@@ -15,7 +15,7 @@ from .constants import INTEGERS
 from .forms import add_forms
 from .groups import Group
 from .info import INFO_NULL, Info
-from .messages import handle
+from .messages import handle, integer_of
 from .neighbors import Neighbors
 from .ops import SUM, Op
 from .refused import refuse_methods
@@ -130,7 +130,7 @@ class Intracomm(Comm):
         context, members = self._comm(), group._members().processes
         new = self._null()
         if context.processes[context.rank] in members:
-            new._ref = context.group_child(members, tag)
+            new._ref = context.group_child(members, integer_of(tag))
         return new
 
     @classmethod
@@ -401,14 +401,15 @@ class Cartcomm(Topocomm):
     def Get_coords(self, rank: int) -> list[int]:
         """Return the coordinates of a rank."""
         self._check_rank(rank)
-        return self._topology().coords_of(operator.index(rank))
+        return self._topology().coords_of(integer_of(rank))
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """Return the ranks from which and to which a shift along a dimension goes."""
         grid = self._topology()
+        direction = integer_of(direction)
         if not 0 <= direction < len(grid.dims):
             raise self._comm().failure(errors.ERR_DIMS, f"there is no dimension {direction}")
-        return grid.shifted(operator.index(direction), operator.index(disp))
+        return grid.shifted(direction, integer_of(disp))
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Return the communicator of this rank's slice along the dimensions that remain."""
@@ -452,7 +453,7 @@ class Graphcomm(Topocomm):
     def Get_neighbors(self, rank: int) -> list[int]:
         """Return the neighbours of a rank."""
         self._check_rank(rank)
-        return self._topology().neighbors_of(operator.index(rank))
+        return self._topology().neighbors_of(integer_of(rank))
 
     def Get_neighbors_count(self, rank: int) -> int:
         """Return the number of neighbours of a rank."""

@@ -98,3 +98,8 @@ cdef cnp.ndarray bytes_at(char *data, Py_ssize_t count, object owner, bint reado
 # Return an integer, or an object with __index__, as a C integer.
 cdef inline Py_ssize_t index_of(object number) except? -1:
     return number
+
+
+# Return a number that is an argument of its own, not an item of a list: as in mpi4py, a float loses its fraction.
+cdef inline int64_t int_of(object number) except? -1:
+    return number

@@ -411,9 +411,9 @@ cdef class Status:
         """Set the number of elements."""
         cdef TypeInfo info = type_of(datatype)
         if info.layout is not None and info.layout.basic:
-            self.nbytes = index_of(count) * info.layout.basic
+            self.nbytes = int_of(count) * info.layout.basic
             return
-        whole, rest = divmod(index_of(count), elements_of(info))
+        whole, rest = divmod(int_of(count), elements_of(info))
         self.nbytes = whole * sent_nbytes_of(info)
         if rest:
             self.nbytes += int(layouts.sizes_of_elements(info)[:rest].sum())
@@ -470,7 +470,7 @@ cdef class Status:
         self.fields[3] = bool(flag)
 
     def _set_count(self, count):
-        self.nbytes = index_of(count)
+        self.nbytes = int_of(count)
 
     source = property(Get_source, Set_source, doc="The sender's rank.")
     tag = property(Get_tag, Set_tag, doc="The tag.")
@@ -481,10 +481,15 @@ cdef class Status:
 
 # Return an integer, or an object with __index__, as an int of C.
 cdef int32_t int32_of(object number) except? -1:
-    cdef Py_ssize_t value = index_of(number)
+    cdef int64_t value = int_of(number)
     if value != <int32_t> value:
         raise OverflowError(f"{number} is too large for an int of C")
     return <int32_t> value
+
+
+def integer_of(number):
+    """Return a number that is an argument of its own as an int: as in mpi4py, a float loses its fraction."""
+    return int_of(number)
 
 
 # Return the bytes of an item in a message.

@@ -144,7 +144,8 @@ class Objects(Collectives):
     def scatter(self, sendobj: Sequence[Any] | None = None, root: int = 0) -> Any:
         """Return this rank's object of the root's sequence. None stands for as many of None."""
         pieces = None
-        if self._refusing("scatter", self._check_root, root) == self._ref.rank:
+        root = self._refusing("scatter", self._check_root, root)
+        if root == self._ref.rank:
             pieces = self._refusing("scatter", self._pickled_for_all, sendobj)
         with errors.Translating(self._ref):
             piece = self._ref.comm.scatter_v(pieces, root, like=np.empty(0, np.uint8))

@@ -13,7 +13,7 @@ from .._comm.comm cimport Comm as ShmringComm
 from .._comm.point_to_point cimport Envelope
 from .._core.group cimport ALL_GATHER, BROADCAST
 from .calls cimport NO_RANK, Caller, Context, context_of, end_after, is_only_thread, sending
-from .messages cimport WILD_TAG, ANY_PEER, Status, bytes_at, index_of
+from .messages cimport WILD_TAG, ANY_PEER, Status, bytes_at, int_of
 
 import pickle as _pickle
 import warnings
@@ -197,7 +197,7 @@ cdef class ObjectCaller(Caller):
             sending(context, bytes_at(PyBytes_AS_STRING(data), len(data), data, True), dest, tag).run_now(None)
             return
         try:
-            context.opened().send_bytes(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), peer, index_of(tag))
+            context.opened().send_bytes(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), peer, int_of(tag))
         except Error as error:
             raise context.failure(None, error) from error
 
@@ -212,7 +212,7 @@ cdef class ObjectCaller(Caller):
         if peer == NO_RANK or not is_only_thread(context):
             return self._asking(source, tag).run(status)
         try:
-            data = context.opened().recv_new_bytes(peer, index_of(tag), &envelope)
+            data = context.opened().recv_new_bytes(peer, int_of(tag), &envelope)
         except Error as error:
             raise context.failure(None, error) from error
         if status is not None:

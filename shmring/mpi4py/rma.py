@@ -14,7 +14,7 @@ import numpy as np
 from . import errors
 from .constants import INTEGERS
 from .constructors import basic_of
-from .messages import Data, TypeInfo, handle, simple, simple_with_gaps
+from .messages import Data, TypeInfo, handle, integer_of, simple, simple_with_gaps
 from .ops import OPS, SUM, Op
 from .point_to_point import completed
 from .requests import Request
@@ -153,7 +153,7 @@ class Operations:
         window = self._window()
         if target_rank != _PROC_NULL:
             data, taken = _single_items(simple(origin, False), simple(result, True))
-            place = _place_of(window, data, target_rank, target_disp)
+            place = _place_of(window, data, target_rank, integer_of(target_disp))
             assert place is not None
             _combine(window, place, op, data, taken)
 
@@ -170,7 +170,7 @@ class Operations:
         )
         if data.type.dtype.kind not in "iubS":
             raise window.failure(errors.ERR_TYPE, f"{data.type.name} cannot be compared and swapped")
-        place = _place_of(window, data, target_rank, target_disp)
+        place = _place_of(window, data, target_rank, integer_of(target_disp))
         assert place is not None
         with window.atomic[place.rank]:
             before = place.read(window).copy()

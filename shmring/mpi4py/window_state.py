@@ -14,7 +14,7 @@ from . import alloc_mem, errors, private_memory
 from .calls import HeldLocks
 from .comm import Communicator, Intra
 from .constants import INTEGERS
-from .messages import handle
+from .messages import handle, integer_of
 
 _PROC_NULL = INTEGERS["PROC_NULL"]
 _ALIGNMENT_NBYTES = 64  # of the parts, where they need not follow each other without a gap
@@ -96,6 +96,7 @@ class Window(Communicator):
 
     def target(self, rank: int) -> int | None:
         """Return the rank, checked; None for PROC_NULL."""
+        rank = integer_of(rank)
         if 0 <= rank < self.size:
             return rank
         if rank == _PROC_NULL:
