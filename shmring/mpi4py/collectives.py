@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -110,7 +111,7 @@ class Collectives(PointToPoint):
 
     def _counts_of(self, taken: Any, recvcounts: Any, in_place: bool) -> list[int]:
         if recvcounts is not None:
-            counts = [int(count.__index__()) for count in recvcounts]
+            counts = [operator.index(count) for count in recvcounts]
             if len(counts) != self._ref.size:
                 raise ValueError(f"{len(counts)} counts are given for {self._ref.size} ranks")
             return counts

@@ -10,7 +10,7 @@ from .._core import kernels
 from . import errors, handles
 from .constants import INTEGERS
 from .constructors import Constructors, contents_of
-from .messages import Handle, TypeInfo, handle, simple, simple_with_gaps
+from .messages import Handle, TypeInfo, handle, integer_of, simple, simple_with_gaps
 from .refused import refuse_methods
 
 # The predefined datatypes by NumPy's character, that of C first. Other names of one follow after a slash.
@@ -240,7 +240,7 @@ class Datatype(Constructors, handles.Named, handles.Attributed, Handle):
     def Pack_size(self, count: int, comm: Any) -> int:
         """Return the number of bytes of `count` packed items."""
         info = self._info()
-        return count * (info.packed if info.has_gaps else info).extent
+        return integer_of(count) * (info.packed if info.has_gaps else info).extent
 
 
 def _made_again(base: Any, combiner: str, arguments: dict[str, Any]) -> Any:

@@ -927,13 +927,14 @@ window.Unlock(other)
 comm.Barrier()
 assert np.frombuffer(window, "i4")[1] == other
 status.source = 1.5
-assert status.source == 1
+assert status.source == 1 and str(MPI.INT.Pack_size(1.5, comm)) == "4"
 window.Free()
 
 # Integers in lists; no texts.
 for wrong in (
     lambda: comm.Bcast([y, 1.0, MPI.INT]),
     lambda: comm.Allgatherv(x, [np.zeros(2, "i4"), [1.0, 1.0], MPI.INT]),
+    lambda: comm.Reduce_scatter(np.zeros(2, "i4"), y, [1.0, 1.0]),
     lambda: comm.Create_cart([2.0]),
     lambda: comm.Get_group().Incl([0.0]),
     lambda: comm.Send(x, "0"),
