@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 from . import errors, handles
@@ -14,7 +15,7 @@ from .epochs import Synchronisation
 from .errhandlers import Handling
 from .groups import Group, Members
 from .info import INFO_NULL, Hinted, Info
-from .messages import MemoryHandle, buffer, get_address, handle, integer_of, simple
+from .messages import MemoryHandle, buffer, get_address, handle, simple
 from .refused import refuse_methods
 from .rma import Operations
 from .window_state import FindParts, Window, allocate, attach
@@ -71,7 +72,7 @@ class Win(handles.Named, handles.Attributed, Handling, Hinted, Synchronisation, 
                 "windows over several hosts", "use comm.Split_type(MPI.COMM_TYPE_SHARED), one host's ranks"
             )
         try:
-            unit = integer_of(disp_unit)
+            unit = operator.index(disp_unit)
             if unit <= 0:
                 raise context.failure(errors.ERR_DISP, f"disp_unit is {unit}; it must be positive")
             find_parts = _parts_finder(context, flavor, what, info)
@@ -159,7 +160,7 @@ def _parts_finder(context: Context, flavor: int, what: Any, info: Info) -> FindP
     """Return the function that finds the memory of all ranks, from the checked arguments of this one."""
     if flavor == _CREATED:
         return functools.partial(attach, memory=simple((what, "B"), True).bytes)
-    nbytes = integer_of(what)
+    nbytes = operator.index(what)
     if nbytes < 0:
         raise context.failure(errors.ERR_SIZE, f"the size is {nbytes}; it must not be negative")
     is_contiguous = flavor == _SHARED and info.get("alloc_shared_noncontig") != "true"

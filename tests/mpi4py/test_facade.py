@@ -920,7 +920,7 @@ assert comm.Get_group().Range_incl([(0.0, 1.0, 1.0)]).size == size
 vector = MPI.INT.Create_vector(2.0, 1.5, 3.0)
 assert (vector.size, vector.extent) == (8, 16) and MPI.INT.Create_resized(0.0, 8.0).extent == 8
 assert vector.Get_envelope()[1] == 0 and MPI.INT.Create_contiguous(2.0).Get_contents()[0] == [2]
-window = MPI.Win.Allocate(16.0, 4.0, comm=comm)
+window = MPI.Win.Allocate(16, 4, comm=comm)
 window.Lock(other)
 window.Fetch_and_op(x, y, other, 1.0, MPI.REPLACE)
 window.Unlock(other)
