@@ -12,6 +12,7 @@ torch  --entry point-->  entry  -->  adapters/torch  -->  meeting: ranks find ea
                                         |-- overloads   all forms of a call -> that with options
                                         |-- tensors     a tensor -> memory for a collective
                                         |-- derived     groups of the ranks of other groups
+                                        |-- parent      ends the meeting if a member dies
                                         |-- reconfiguring  other members, from torch 2.14 on
                                         |-- work        what an asynchronous call returns
                                         |-- sparse      sums of sparse tensors

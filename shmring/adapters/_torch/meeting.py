@@ -28,22 +28,42 @@ _GRACE_S = 0.5  # rank 0 knows who is missing, and tells the others
 _WORLD, _FAILED = "world", "failed"
 
 
-def meet(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
-    """Return a communicator of the ranks that share the store. Collective."""
-    return _init(_agree(store, rank, size, timeout), rank, timeout)
+def meet(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: datetime.timedelta,
+    check: Callable[[], None] | None = None,
+) -> shmring.Comm:
+    """Return a communicator of the ranks that share the store. Collective.
+
+    check: called while ranks are missing; it may raise.
+    """
+    with _named_by(check):
+        return _init(_agree(store, rank, size, timeout, check), rank, timeout, check)
 
 
-def meet_in_place_of_gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> shmring.Comm:
+def meet_in_place_of_gloo(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: datetime.timedelta,
+    check: Callable[[], None] | None = None,
+) -> shmring.Comm:
     """Return a communicator as `meet`. Raises Unfit on all ranks if their versions of shmring differ."""
     try:
-        fields = _agree(store, rank, size, timeout)
+        with _named_by(check):
+            fields = _agree(store, rank, size, timeout, check)
+    except shmring.RankFailed:
+        raise
     except Exception as error:
         error.add_note("shmring stands in gloo's place: set SHMRING_REPLACES=gloo for all ranks or for none")
         raise
     versions = sorted(set(fields["versions"]))
     if len(versions) > 1:
         raise Unfit(f"its ranks have different versions of shmring, {' and '.join(versions)}")
-    return _init(fields, rank, timeout)
+    with _named_by(check):
+        return _init(fields, rank, timeout, check)
 
 
 def meet_afresh(
@@ -128,10 +148,23 @@ def _introduction() -> dict[str, Any]:
     return {"host": shmring.host_id(), "version": shmring.__version__}
 
 
-def _agree(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> dict[str, Any]:
+def _agree(
+    store: Any, rank: int, size: int, timeout: datetime.timedelta, check: Callable[[], None] | None
+) -> dict[str, Any]:
     """Return what rank 0 tells all ranks of the world that it has made."""
     timeout_s = timeout.total_seconds()
-    return _lead(store, size, timeout_s) if rank == 0 else _join(store, rank, size, timeout_s)
+    return _lead(store, size, timeout_s, check) if rank == 0 else _join(store, rank, size, timeout_s, check)
+
+
+@contextlib.contextmanager
+def _named_by(check: Callable[[], None] | None) -> Iterator[None]:
+    """Let the check raise first after an error: one of the store, or of another rank, names no dead rank."""
+    try:
+        yield
+    except Exception:
+        if check is not None:
+            check()
+        raise
 
 
 def _init(
@@ -150,7 +183,7 @@ def _init(
 # and accepts only what rank 0 stores under that key.
 
 
-def _lead(store: Any, size: int, timeout_s: float) -> dict[str, Any]:
+def _lead(store: Any, size: int, timeout_s: float, check: Callable[[], None] | None) -> dict[str, Any]:
     """Make a new world, with an address if there are several hosts, and tell the other ranks. Rank 0 only.
 
     Returns what they are told.
@@ -160,7 +193,7 @@ def _lead(store: Any, size: int, timeout_s: float) -> dict[str, Any]:
     keys = [_answer_key(asked, other) for other in range(1, size)]
     # `get` and `wait` of the store would let no signal be handled, and `get` has the store's own timeout.
     until, mend = time.monotonic() + timeout_s, "start all ranks, or allow a longer timeout"
-    _await(store, dict(zip(keys, range(1, size), strict=True)), until, mend=mend)
+    _await(store, dict(zip(keys, range(1, size), strict=True)), until, check, mend)
     answers = [json.loads(store.get(key)) for key in keys]
     fields = _make_world(size, answers)
     for answer in answers:
@@ -182,7 +215,9 @@ def _make_world(size: int, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _join(store: Any, rank: int, size: int, timeout_s: float) -> dict[str, Any]:
+def _join(
+    store: Any, rank: int, size: int, timeout_s: float, check: Callable[[], None] | None
+) -> dict[str, Any]:
     """Return what rank 0 tells of the world that it has made."""
     reply_key = f"reply to rank {rank} {secrets.token_hex(8)}"
     answer = json.dumps({"reply key": reply_key, **_introduction()})
@@ -191,6 +226,8 @@ def _join(store: Any, rank: int, size: int, timeout_s: float) -> dict[str, Any]:
         if store.check([_ASKED]) and (latest := store.get(_ASKED)) != asked:
             asked, pause_s = latest, _FIRST_PAUSE_S
             store.set(_answer_key(asked.decode(), rank), answer)
+        if check is not None:
+            check()
         if time.monotonic() > until:
             raise shmring.Timeout(
                 f"rank 0 did not tell rank {rank} of {size} where to meet within {timeout_s:g} s: start all "

@@ -21,6 +21,7 @@ import shmring
 
 from .._compiled import CallLock
 from . import meeting
+from .parent import check_of_members
 from .work import finished
 
 _KIND = "shmring"
@@ -53,7 +54,8 @@ def group_for(options: Any, group_class: Callable[..., Any], meet: Callable[...,
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     if getattr(options, "enable_reconfigure", False):  # from torch 2.14 on
         return group_class(NoMembers(rank, size, timeout.total_seconds()), store, timeout)
-    return group_class(meet(store, rank, size, timeout), store, timeout)
+    check = check_of_members(options.global_ranks_in_group)
+    return group_class(meet(store, rank, size, timeout, check), store, timeout)
 
 
 class Reconfigurable:

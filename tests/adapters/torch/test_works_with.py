@@ -33,6 +33,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_ranks import LIMIT_S, assert_same, die, in_child, news_of_death, of_backend, of_both
 
+from shmring.adapters._torch import meeting
 from shmring.adapters.torch import meet
 
 STEPS = 3
@@ -576,6 +577,22 @@ def die_in_function(rank, path):
 def test_survivors_learn_of_a_death(world_of, tmp_path, function):
     for error in news_of_death(world_of(3), tmp_path / "died", function):
         assert "rank 2" in error
+
+
+def die_in_new_group(rank, path, has_answered):
+    """Kill the last rank before it has answered rank 0, or when it is about to connect."""
+    dist.barrier()
+    if rank == dist.get_world_size() - 1:
+        if not has_answered:
+            die(path)
+        meeting._init = lambda *_: die(path)
+    dist.new_group()  # its timeout is 30 minutes
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_survivors_learn_of_a_death_while_a_group_is_made(world_of, tmp_path, has_answered):
+    for error in news_of_death(world_of(3), tmp_path / "died", die_in_new_group, has_answered):
+        assert error.startswith("RankFailed: rank 2 of the new group has ended"), error
 
 
 @pytest.mark.parametrize("hook", ["builtin-fp16", "bf16"])
