@@ -17,7 +17,8 @@ KIB, MIB = 1 << 10, 1 << 20
 LARGE = 16 * KIB  # elements of 8 bytes: more than the smallest array that comes from an arena
 
 
-multiarray = (np._core if hasattr(np, "_core") else np.core).multiarray
+# NumPy 1.26 has an empty _core.
+multiarray = (np._core if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else np.core).multiarray
 handler = handler_of = multiarray.get_handler_name
 
 
