@@ -1,5 +1,7 @@
 from .allocation cimport Allocation
 
+cdef int raise_later(object error) except -1
+
 
 cdef class Comm(Allocation):
     cdef object local_sockets, settings

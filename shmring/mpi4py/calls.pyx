@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint64_t
 cimport cython
 
 from .._comm.collectives cimport plan_of
-from .._comm.comm cimport Comm as ShmringComm
+from .._comm.comm cimport Comm as ShmringComm, raise_later
 from .._comm.endpoint cimport Status as Received, Transfer
 from .._comm.point_to_point cimport Envelope
 from .._comm.work cimport Work
@@ -772,6 +772,8 @@ cdef class HeldLocks:
             self.release()
         except Exception:   # the communicator has ended, and its locks with it
             pass
+        except BaseException as error:   # of a signal handler; by a SystemExit, Cython would end the process here
+            raise_later(error)
 
     def release(self):
         """Release all locks."""

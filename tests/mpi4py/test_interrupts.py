@@ -326,3 +326,29 @@ def test_locks_are_all_taken_or_none():
     assert held == []
     HeldLocks(locks)  # nothing refers to it
     assert held == []
+
+
+DROP = """
+import ctypes, functools, operator, signal, sys
+from shmring.mpi4py.calls import HeldLocks
+
+class Lock:
+    __enter__ = functools.partial(int)
+
+    def __exit__(self, *error):   # Python code, in which signal handlers run
+        pass
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+held = [HeldLocks([Lock()])]
+both = functools.partial(ctypes.CDLL(None)["raise"], int(signal.SIGTERM)), held.clear
+try:
+    list(map(operator.call, both))  # no bytecode runs between the two
+except SystemExit:
+    print("raised")
+"""
+
+
+def test_a_signal_in_a_destructor_raises_after_it(tmp_path):
+    """It ended the process at once, without running any finally clause."""
+    done = run_code(tmp_path, DROP, "--no-prefix", nprocs=1)
+    assert (done.returncode, done.stdout.split()) == (0, ["raised"]), done.stderr
