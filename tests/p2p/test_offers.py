@@ -69,7 +69,7 @@ def test_only_shared_arrays_are_read_without_the_kernel(world_of):
 
 def see_changes(comm, wanted):
     """Send until the path of a message has differed `wanted` times from that of the one before it."""
-    x, seen, stop = np.ones(1 << 16), [0, 0], time.monotonic() + SOON_S
+    x, seen, stop = np.ones(1 << 16), [0, 0], time.monotonic() + LONGEST_S
     while comm.broadcast_object(np.count_nonzero(np.diff(np.diff(seen))), 1) < wanted:
         assert time.monotonic() < stop
         for _ in range(100):
