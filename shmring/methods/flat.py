@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The other names check arguments of the methods.
 __all__ = [
-    *("abort_after", "agree", "agree_on_shapes", "one_call", "one_call_to_make"),
-    *("parts", "views", "without_feedback"),
+    *("FOLDS", "abort_after", "agree", "agree_on_shapes", "check_alike", "check_arrays", "check_folded"),
+    *("check_in_place", "check_op", "check_rule", "dtype_of", "one_call", "one_call_to_make", "parts"),
+    *("views", "without_feedback"),
 ]
 
 _MARKED_S = 0.2  # Busy CPUs may interrupt the end of a process for as long.
@@ -217,7 +217,29 @@ def without_feedback(buffer: NDArray[Any]) -> Any:
 
 
 def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """Return the floating dtype of all arrays. TypeError or ValueError for none, several or other dtypes."""
+    """Return the floating dtype that all arrays share: float16, float32 or float64.
+
+    Parameters
+    ----------
+    arrays : list of numpy.ndarray
+        At least one.
+
+    Returns
+    -------
+    numpy.dtype
+        The dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For no arrays, several dtypes, or another dtype.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import dtype_of
+    >>> dtype_of([np.zeros(2, "f4"), np.ones(3, "f4")])
+    dtype('float32')
+    """
     if len(arrays) == 0:
         raise ValueError("the list of arrays is empty; give at least one")
     check_arrays(arrays)
@@ -231,7 +253,23 @@ def dtype_of(arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
-    """Raise TypeError unless all objects are NumPy arrays without a mask."""
+    """Raise TypeError unless all objects are NumPy arrays without a mask.
+
+    Parameters
+    ----------
+    arrays : list
+        The objects.
+
+    Raises
+    ------
+    TypeError
+        The message says what to give instead.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_arrays
+    >>> check_arrays([np.zeros(2)])
+    """
     for each in arrays:
         if not isinstance(each, np.ndarray):
             raise TypeError(f"a {type(each).__name__} instead of a NumPy array; use np.asarray")
@@ -242,7 +280,23 @@ def check_arrays(arrays: Sequence[NDArray[Any]]) -> None:
 
 
 def check_in_place(x: NDArray[Any]) -> None:
-    """Raise TypeError or ValueError unless x can be reduced in place as one vector."""
+    """Raise TypeError or ValueError unless x can be reduced in place as one vector.
+
+    Parameters
+    ----------
+    x : object
+        A NumPy array passes if it is contiguous in C order and writable.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The message says what to give instead.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_in_place
+    >>> check_in_place(np.zeros((2, 3)))
+    """
     check_arrays([x])
     if not x.flags.c_contiguous or not x.flags.writeable:
         raise ValueError(
@@ -251,7 +305,24 @@ def check_in_place(x: NDArray[Any]) -> None:
 
 
 def check_rule(rule: Rule) -> None:
-    """Raise TypeError unless rule is an object with the methods of `shmring.methods.rules.Rule`."""
+    """Raise TypeError unless rule is an object with the methods of `shmring.methods.rules.Rule`.
+
+    Parameters
+    ----------
+    rule : object
+        An object such as `SGD(0.1)`, not a class.
+
+    Raises
+    ------
+    TypeError
+        The message says what to give instead.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_rule
+    >>> from shmring.methods.rules import Adam
+    >>> check_rule(Adam())
+    """
     if isinstance(rule, type):
         raise TypeError(f"rule is {rule!r:.60}; give an instance, as in rule=SGD(0.1)")
     for name in ("num_states", "update"):
@@ -260,13 +331,55 @@ def check_rule(rule: Rule) -> None:
 
 
 def check_op(op: str) -> None:
-    """Raise ValueError unless op is "avg" or "sum", by which gradients are combined."""
+    """Raise ValueError unless op is "avg" or "sum", by which gradients are combined.
+
+    Parameters
+    ----------
+    op : str
+        The operation.
+
+    Raises
+    ------
+    ValueError
+        For another op.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_op
+    >>> check_op("avg")
+    """
     if op not in ("avg", "sum"):
         raise ValueError(f"op is {op!r}; gradients are combined by 'avg' or 'sum'")
 
 
 def check_folded(x: Any, op: shmring.Op | str, dtypes: Sequence[str]) -> shmring.Op:
-    """Return op, one of FOLDS. TypeError or ValueError unless NumPy can fold x in place, of these dtypes."""
+    """Check that NumPy can fold x in place by an op; return the op, one of FOLDS.
+
+    Parameters
+    ----------
+    x : object
+        A NumPy array passes if it is contiguous in C order and writable.
+    op : str or Op
+        The operation.
+    dtypes : list of str
+        The allowed dtypes of x.
+
+    Returns
+    -------
+    Op
+        The operation.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The message says what to give instead.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_folded
+    >>> check_folded(np.zeros(2), "sum", ["float64"]).name
+    'SUM'
+    """
     # Compare dtypes, not names: the name is the same in both byte orders.
     if not isinstance(x, np.ndarray) or x.dtype not in [np.dtype(name) for name in dtypes]:
         what = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
@@ -348,7 +461,22 @@ def agree_on_shapes(comm: Comm, arrays: Sequence[NDArray[Any]]) -> None:
 def check_alike(arrays: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]], what: str) -> None:
     """Raise ValueError unless two lists have arrays of equal shapes and dtypes, so that nothing is broadcast.
 
-    what: the name of `arrays` in the error.
+    Parameters
+    ----------
+    arrays, like : list of numpy.ndarray
+        The arrays to compare.
+    what : str
+        The name of `arrays` in the error.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The message has the dtypes and shapes of both lists.
+
+    Examples
+    --------
+    >>> from shmring.methods.flat import check_alike
+    >>> check_alike([np.zeros(2)], [np.ones(2)], "gradients")
     """
     check_arrays(arrays)
     if [(each.shape, each.dtype) for each in arrays] != [(each.shape, each.dtype) for each in like]:
