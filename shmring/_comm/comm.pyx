@@ -28,7 +28,7 @@ cdef extern from "Python.h":
     int Py_AddPendingCall(int (*function)(void *) except -1, void *argument)
 
 
-# Raise an exception in the main thread when it next runs signal handlers.
+# Raise an exception in the main thread before one of its next bytecodes. A wait of shmring does not raise it.
 cdef int raise_later(object error) except -1:
     Py_INCREF(error)
     if Py_AddPendingCall(raise_now, <void *> error) != 0:

@@ -103,7 +103,9 @@ def _checked(tables: Any, limits: Limits) -> dict[int, Table]:
     for ranks, table in tables.items():
         if not (isinstance(ranks, str) and ranks.isascii() and ranks.isdigit() and len(ranks) < 6):
             raise Unusable(f"{ranks!r:.40} is not a number of ranks")
-        if not isinstance(table, dict) or not set(table) <= set(DISTANCES):
+        if not isinstance(table, dict):
+            raise Unusable(f"the entry of {ranks} ranks is not a JSON object")
+        if not set(table) <= set(DISTANCES):
             raise Unusable(f"the entry of {ranks} ranks has a key other than {', '.join(DISTANCES)}")
         for values in table.values():
             _check_values(values, limits)

@@ -223,12 +223,14 @@ cdef inline uint32_t most_interval(uint64_t lost_calls) noexcept nogil:
 
 
 # Note the distance between the cores. If it has changed, the times measured so far say nothing, and the next trial
-# begins after a window. Short calls are so many that their next trial comes soon anyhow (bench/peers/matrix.py,
-# ping_pong of 64 MiB).
+# begins after a window (bench/peers/matrix.py, ping_pong of 64 MiB). A further change does not put it off. Short calls
+# are so many that their next trial comes soon anyhow.
 cdef inline void note_distance(PathTrials *trials, size_t nbytes, bint far) noexcept nogil:
     if trials.far != far and nbytes >= LONG_CALL_NBYTES:
-        take_path(trials, trials.best)
-        trials.interval = WINDOW_CALLS
+        if trials.path != trials.best or trials.interval > WINDOW_CALLS:
+            take_path(trials, trials.best)
+            trials.interval = WINDOW_CALLS
+        trials.timed = 0
         trials.before = NOT_TIMED
     trials.far = far
 

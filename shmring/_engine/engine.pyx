@@ -185,7 +185,8 @@ cdef class Engine(State):
         """Release the parts of this rank if no communicator was made of them. Other ranks see that it has left.
 
         Does nothing if a communicator has already closed them. It is C code, as the interpreter runs no signal handler
-        before a call of C code: the exception of a second signal, right after the first one, cannot prevent it.
+        before a call of C code: the exception of a second signal, right after the first one, cannot prevent it. The
+        descriptor is closed first, since a signal may interrupt what follows.
         """
         if self.closed_because is not None:
             return

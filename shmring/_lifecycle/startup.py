@@ -76,7 +76,7 @@ def join_and_begin(
         if joined is not None:
             joined.close()
         if isinstance(error, OSError) and not isinstance(error, Error):  # a Timeout is both
-            raise explain(error, f"joining a world as rank {rank}") from error
+            raise explain(error, f"meeting as rank {rank} of a communicator") from error
         raise
 
 
@@ -106,10 +106,12 @@ def _begin_joined(
         joined.coordinator.close()
         return parts
     except BaseException:
-        if parts is not None:
-            parts.engine.abandon(parts)
-        if internode is not None:
-            internode.close(0.0)  # the parts may lack it; a second close does nothing
+        try:
+            if parts is not None:
+                parts.engine.abandon(parts)
+        finally:
+            if internode is not None:
+                internode.close(0.0)  # the parts may lack it; a second close does nothing
         raise
 
 

@@ -215,7 +215,7 @@ def Compute_dims(nnodes: int, dims: Any) -> list[int]:
     """Return extents of a grid of `nnodes` ranks, as equal as they can be. Extents other than 0 are kept."""
     if hasattr(dims, "__index__") and not hasattr(dims, "__len__"):
         dims = [0] * operator.index(dims)
-    found, count = [operator.index(extent) for extent in dims], operator.index(nnodes)
+    found, count = [operator.index(extent) for extent in dims], integer_of(nnodes)
     kept, free = math.prod(extent for extent in found if extent), found.count(0)
     if count > _MOST_RANKS:
         raise OverflowError(f"nnodes is {nnodes}; it must be at most {_MOST_RANKS}")

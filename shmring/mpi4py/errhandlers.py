@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from . import errors, handles
-from .messages import Handle, handle
+from .messages import Handle, handle, integer_of
 
 _MOST_FUNCTIONS = 32
 _functions: set[Any] = set()
@@ -88,7 +87,7 @@ class Handling:
 
     def Call_errhandler(self, errorcode: int) -> None:
         """Call the error handler."""
-        run(self._handled(), self, operator.index(errorcode))
+        run(self._handled(), self, integer_of(errorcode))
 
 
 def run(what: Any, its_handle: Any, code: int) -> None:

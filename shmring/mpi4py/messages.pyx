@@ -479,7 +479,7 @@ cdef class Status:
     cancelled = property(Is_cancelled, Set_cancelled, doc="Whether the call was cancelled.")
 
 
-# Return an integer, or an object with __index__, as an int of C.
+# Return a number as an int of C; see int_of.
 cdef int32_t int32_of(object number) except? -1:
     cdef int64_t value = int_of(number)
     if value != <int32_t> value:

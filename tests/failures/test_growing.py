@@ -369,7 +369,7 @@ def test_a_rank_that_cannot_join_harms_nothing(tmp_path):
         (of_0, fields_0), (of_1, fields_1) = ranks(cannot_join, tmp_path / "world")
         assert (fields_0, fields_1) == ((0, 3, 1, 1), (1, 3, 1, 1))
         assert new.answers() == [(2, 3, 1, 1)]
-    assert of_0 == ["rank 1 could not join: Error: joining a world as rank 1 failed: no socket"]
+    assert of_0 == ["rank 1 could not join: Error: meeting as rank 1 of a communicator failed: no socket"]
     assert of_1[0].startswith("rank 0 could not join: Timeout: ")
 
 

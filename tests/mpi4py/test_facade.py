@@ -862,6 +862,14 @@ _, first, second, _ = MPI.Request.waitall([both, *receives, none], statuses)
 assert (first == 1).all() and (second == 100_000).all() and second.shape == (100_000,)
 assert [status.tag for status in statuses[1:3]] == [1, 100_000], statuses
 assert not any([both, none, *sends, *receives])
+
+# A request that is known to be complete can be cancelled, to no effect.
+request = comm.isend("item", other)
+assert comm.recv(source=other) == "item"
+while not request.get_status():
+    pass
+request.cancel()
+request.wait()
 print("well")
 """
 
@@ -876,6 +884,8 @@ def test_requests_of_pkl5_are_those_of_mpi(tmp_path):
 FLOATS = """
 import numpy as np
 from shmring import MPI
+from shmring.mpi4py.util import pkl5
+from shmring.mpi4py.util.sync import Counter
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -908,6 +918,12 @@ comm.Gatherv(x, [np.zeros(2, "i4"), [1, 1]], root)
 comm.Scatterv([np.zeros(2, "i4"), [1, 1]], y, root)
 comm.Reduce(x, y, root=root)
 assert y[0] == rank
+
+whole = pkl5.Intracomm(comm)
+assert whole.bcast(rank, root) == 1 and whole.scatter([0, 1], root) == rank
+counter = Counter(5, comm=comm, root=root)
+assert sorted(comm.allgather(counter.next())) == [5, 6]
+counter.free()
 
 # Communicators, grids, groups, datatypes, windows.
 pair = comm.Split(half, -float(rank))

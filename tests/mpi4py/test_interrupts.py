@@ -333,7 +333,7 @@ import ctypes, functools, operator, signal, sys
 from shmring.mpi4py.calls import HeldLocks
 
 class Lock:
-    __enter__ = functools.partial(int)
+    __enter__ = int
 
     def __exit__(self, *error):   # Python code, in which signal handlers run
         pass

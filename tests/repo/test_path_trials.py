@@ -57,7 +57,14 @@ def test_trials_of_long_calls_begin_again_when_the_cores_move(paths_taken):
 def test_a_move_during_a_trial_ends_it(paths_taken):
     for calls in range(WINDOW, WINDOW + TRIAL):
         after = paths_taken([(calls, FAR, RING_LOSES), (200, NEAR, RING_WINS)], LONG)[calls:]
+        if calls < WINDOW + 12:  # the trial has not ended
+            assert after[0] == 0
         assert after[2 * WINDOW + TRIAL :].count(1) <= TRIAL  # a later trial
+
+
+def test_moves_all_the_time_do_not_put_off_the_first_trial(paths_taken):
+    taken = paths_taken([(5, far, RING_LOSES) for _ in range(20) for far in (NEAR, FAR)], LONG)
+    assert 1 in taken
 
 
 def test_trials_of_short_calls_come_soon_in_any_case(paths_taken):

@@ -91,12 +91,15 @@ class _Parts(Call):
         for part in self.parts:
             try:
                 part.Wait()
-            except MPI.Exception as error:
+            except Exception as error:  # MPI's, or of the program's error handler
+                if part:  # not complete: it can be waited for again
+                    raise
                 self.failure = self.failure or error
 
     def cancel(self, work: Any) -> bool:
         for part in self.parts:
-            part.Cancel()
+            if part:  # else it is complete
+                part.Cancel()
         return False
 
     def conclude(self) -> Any:
@@ -291,6 +294,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Give the root's object to all ranks."""
+        root = self._refusing("broadcast", self._check_root, root)
         is_root = self.Get_rank() == root
         head, buffers = self._refusing("broadcast", _dumps, obj) if is_root else (b"", [])
         head, buffers = self._ref.comm.run_steps(self._bcast, head, buffers, root)
@@ -323,7 +327,7 @@ class Comm(MPI.Comm):  # type: ignore[misc]
 
     def scatter(self, sendobj: Iterable[Any] | None, root: int = 0) -> Any:
         """Give each rank one of the root's objects; None stands for as many of None."""
-        parts = []
+        root, parts = self._refusing("scatter", self._check_root, root), []
         if self.Get_rank() == root:
             parts = self._refusing("scatter", self._dumps_for_all, sendobj)
         found = self._load(self._ref.comm.run_steps(self._scatter, parts, root))

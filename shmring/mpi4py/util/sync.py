@@ -113,7 +113,7 @@ class Counter(_Shared):
         info: Any = MPI.INFO_NULL,
         root: int = 0,
     ) -> None:
-        comm._check_root(root)
+        root = comm._check_root(root)
         super().__init__(comm._comm(), 1, MPI.Datatype.fromcode(typecode)._ref.dtype, 0)
         self._step = step
         if comm.Get_rank() == root:
