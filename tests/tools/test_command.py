@@ -151,6 +151,8 @@ def test_ps_after_a_kill_says_who_is_dead_and_why_it_is_over(capsys, tmp_path):
         ranks.meet().begin(survive, str(tmp_path / "runs"), tmp_path / "seen")
         when_there(tmp_path / "runs", ranks)
         ranks.kill(1)
+        # The kernel ends the threads of a killed process one after another, the main thread often first.
+        once(lambda: shown_of(capsys, ranks, "ps")[0]["ranks"][1]["state"] == "dead")
         one = once(lambda: next((one for one in shown_of(capsys, ranks, "ps") if one["over"]), None))
         text = shown(capsys, "ps")
         (tmp_path / "seen").touch()
