@@ -859,8 +859,9 @@ cdef class Caller(Handle):
         """Copy the root's message to all ranks."""
         cdef Context context = context_of(self)
         cdef Data data = broadcast_data(context, buf, root)
-        run_at_once(context, BROADCAST, data.moved(), int_of(root))
-        if data.copies is not None and context.rank != int_of(root):
+        cdef int number = <int> int_of(root)
+        run_at_once(context, BROADCAST, data.moved(), number)
+        if data.copies is not None and context.rank != number:
             restore(context, data, False)
 
     def Allreduce(self, sendbuf, recvbuf, op=None):
