@@ -27,11 +27,8 @@ class _Check:
         self._parent, self._ranks = parent, list(ranks)
 
     def __call__(self) -> None:
-        if self._parent._messaging.is_mine():  # in a signal handler
-            return
         try:
-            with self._parent._messaging:
-                self._parent.comm.iprobe()
+            self._parent.poll()
         except shmring.RankFailed as error:
             if error.rank in self._ranks:
                 rank = self._ranks.index(error.rank)

@@ -99,13 +99,17 @@ class Reconfigurable:
         self._begin(comm, store)
         return finished([])
 
+    def poll(self) -> None:
+        """Raise the error that has ended the group, if one has. In a signal handler's call, raise nothing."""
+        if isinstance(self.comm, NoMembers) or self._messaging.is_mine():
+            return
+        with self._messaging:
+            self.comm.iprobe()
+
     def get_error(self) -> Any:
         """Return the kind of error that has ended the group; an abort is none."""
-        if isinstance(self.comm, NoMembers) or self._messaging.is_mine():  # in a signal handler
-            return ErrorType.SUCCESS
         try:
-            with self._messaging:
-                self.comm.iprobe()
+            self.poll()
         except shmring.Timeout:
             return ErrorType.TIMEOUT
         except shmring.Aborted:
